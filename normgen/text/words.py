@@ -37,7 +37,7 @@ _NEVER = r"(?!)"
 WORDS: tuple[Word, ...] = (
     Word(
         name="marginal time",
-        says="what a kernel adds to its chain: T - T0, the median over interleaved rounds",
+        says="what a kernel adds to the time of the two kernels around it: T - T0, median over interleaved rounds",
         form=r"\bmarginal (?:time|µs)",
         instead=("price", "`price_us`"),
     ),
@@ -49,8 +49,8 @@ WORDS: tuple[Word, ...] = (
     ),
     Word(
         name="roofline",
-        says="marginal time of the fastest hand-written kernel that moves the same bytes, in the same run; it is "
-        "measured, so a kernel may reach more than 100 %",
+        says="the fastest hand-written kernel that moves the same bytes, in the same run; it is measured, so that a "
+        "kernel may reach more than 100 % of it",
         form=r"\brooflines?\b",
         instead=("roof", "`roof_us`"),
     ),
@@ -61,13 +61,13 @@ WORDS: tuple[Word, ...] = (
     ),
     Word(
         name="cold, hot",
-        says="the kernel finds nothing in L2; everything",
+        says="the kernel finds nothing in L2 (cold), or everything (hot)",
         form=r"\b(?:cold|hot)\b(?! start)",
         instead=("`--setting cold`",),
     ),
     Word(
         name="alone",
-        says="timed back to back with itself, without a chain",
+        says="timed back to back with itself, with no other kernel around it",
         form=r"\balone µs|\b(?:fresh|cold|hot) alone\b|\b[Tt]imed alone\b|`alone`|^alone$",
         instead=("`--context alone`",),
     ),
@@ -80,7 +80,7 @@ WORDS: tuple[Word, ...] = (
         says="how a kernel runs, never what it computes: threads a row, vector width, buffers",
         label=_NEVER,
     ),
-    Word(name="knob", says="one choice of a schedule, such as `vector=float4`; every knob is in docs/knobs.md"),
+    Word(name="knob", says="one choice of how a kernel runs, such as `vector=float4`"),
     Word(name="record", says="one result, measured or predicted, with its evidence: a line of JSON", label=_NEVER),
     Word(name="suite", says="a TOML file of problems that are tuned or timed together", label=_NEVER),
     Word(
@@ -88,8 +88,8 @@ WORDS: tuple[Word, ...] = (
         says="one time that a kernel goes over a row, in memory or where it is held",
         form=r"\bpass(?:es)? over\b|^pass$",
     ),
-    Word(name="rung", says="one kernel of a ladder, as a schedule by name: `layernorm/v3`", label=_NEVER),
-    Word(name="ladder", says="the kernels that a tutorial or library climbs through, the simplest first", label=_NEVER),
+    Word(name="rung", says="one of the kernels of a tutorial or library, by name: `layernorm/v3`", label=_NEVER),
+    Word(name="ladder", says="the kernels of a tutorial or library, the simplest first", label=_NEVER),
     Word(
         name="handle",
         says="what `normgen.kernel(...)` returns: a kernel, compiled and ready to be called",

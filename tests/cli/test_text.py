@@ -149,7 +149,10 @@ def test_a_result_in_place_begins_with_its_price_and_the_chains_and_ends_with_wh
     text = "\n".join(lines)
     assert "1.146 x the roofline of this run, 1.114 x its memcpy node, 1.87 x as fast as the default schedule" in text
     assert "(the whole chain 1.50 x)" in text
-    assert "  marginal time: what a kernel adds to its chain: T - T0, the median over interleaved rounds" in lines
+    assert (
+        "  marginal time: what a kernel adds to the time of the two kernels around it: T - T0, median over interleaved"
+        in lines
+    )
     assert sum(line.startswith(("  chain: ", "  roofline: ", "  alone: ")) for line in lines) == 3
     alone = replace(BEST, place=Place(context=Context.ALONE, setting=Setting.HOT))
     lines = result_text(replace(RESULT, record=alone, default=None, finalists=(alone,))).splitlines()

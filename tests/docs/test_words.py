@@ -77,6 +77,7 @@ def test_the_glossary_stands_on_the_first_screen_of_the_page_on_measuring() -> N
     for word in WORDS:
         assert f"| **{word.name}** | {word.says} |" in screen
         assert word.is_in(word.name), f"{word.name} is not found by its own form"
+        assert {one.name for one in used(word.says)} <= {word.name}, f"{word.name} is explained by another word"
 
 
 def test_the_readme_explains_each_word_where_it_is_first_used() -> None:
