@@ -163,7 +163,7 @@ def _climbs(root: Path) -> list[tuple[Ladder, Climb]]:
 
 def words_part(_: Path) -> str:
     """The project's words, each with its meaning and with what headers, records and options call it."""
-    rows = [(f"**{word.name}**", word.says, ", ".join(word.instead)) for word in WORDS]
+    rows: list[tuple[str, ...]] = [(f"**{word.name}**", word.says, ", ".join(word.instead)) for word in WORDS]
     return markdown_table(("word", "what it is", "in headers, records and options"), rows)
 
 
