@@ -1,4 +1,4 @@
-"""% of roof over cols, one panel an operation and dtype, one line a provider.
+"""% of roofline over cols, one panel an operation and dtype, one line a provider.
 
 A line goes through the median of the entries of each cols. Rows that are not whole 16-byte vectors (odd cols, a pitch,
 a base that is off) are another matter at nearly the same cols: they are open circles beside the line.
@@ -24,7 +24,7 @@ VECTOR_BYTES = 16
 
 @dataclass(kw_only=True)
 class Curve:
-    """One provider in one panel: (cols, % of roof) of its entries with whole vectors, and of the others."""
+    """One provider in one panel: (cols, % of roofline) of its entries with whole vectors, and of the others."""
 
     whole: Points = field(default_factory=list)
     odd: Points = field(default_factory=list)
@@ -113,7 +113,9 @@ def _draw(axis: Any, curves: dict[str, Curve], colours: dict[str, str]) -> None:
     top = max(percent for curve in curves.values() for _, percent in (*curve.whole, *curve.odd))
     axis.axhline(100, color="black", lw=0.8, ls=":")
     axis.set_xscale("log", base=2)
-    axis.set(xlabel="cols", ylabel="% of roof", ylim=(0, max(105, 1.05 * top)), xlim=(min(cols) / 1.5, max(cols) * 1.5))
+    axis.set(
+        xlabel="cols", ylabel="% of roofline", ylim=(0, max(105, 1.05 * top)), xlim=(min(cols) / 1.5, max(cols) * 1.5)
+    )
     ticks = [2**i for i in range(31) if min(cols) / 1.5 <= 2**i <= max(cols) * 1.5]
     axis.set_xticks(ticks[:: max(1, -(-len(ticks) // 8))])
     axis.xaxis.set_major_formatter(lambda value, _: size_text(round(value)))

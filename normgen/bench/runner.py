@@ -238,11 +238,11 @@ def record_places(files: Sequence[Path], facts: Device) -> Iterator[tuple[Path, 
 
 
 def progress_text(entry: EntryResult) -> str:
-    """`rmsnorm fwd 4096x4096 bf16 fresh: 18.21 µs, 97.0 % of roof; best peer compile 18.80 µs, 1.032 x [..] (6.2 s)`"""
+    """`rmsnorm fwd 4096x4096 bf16 fresh: 18.21 µs, 97.0 % of roofline; best peer liger 18.80 µs, 1.032 x [..] (6 s)`"""
     ours = entry.ours
     text = f"{entry.label}: "
     if ours.us is not None:
-        text += f"{figure(ours.cost_us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roof"
+        text += f"{figure(ours.cost_us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roofline"
     else:
         text += ours.failed
     best, faster = entry.best_peer, entry.faster

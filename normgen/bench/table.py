@@ -6,23 +6,19 @@ from collections import Counter
 
 from normgen.bench.result import EntryResult, Provider, Results
 from normgen.records.statistics import Ratio
-from normgen.text import figure, table
+from normgen.text import figure, legend, table
 
 REASON_LENGTH = 28
 OURS = "normgen"
 EARLY = "early"  # marks a kernel that overlaps with the one before it (programmatic dependent launch)
-ALONE = "alone"  # marks what was timed behind itself
+ALONE = "alone"  # marks what was timed back to back with itself
 
 
 def results_text(results: Results) -> str:
     """The table, why cells are empty, and the summary."""
     device = results.device.get("name", "")
-    lines = [f"{results.suite} on {device}: {results.summary}", "", results_table(results), ""]
-    if any(entry.chain_us for entry in results.entries):
-        lines += [
-            f"price [95 %] = T - T0: what a kernel adds to a chain that takes T0 without it; {ALONE}: no chain",
-            "",
-        ]
+    times = results_table(results)
+    lines = [f"{results.suite} on {device}: {results.summary}", "", times, *legend(times), ""]
     if any(entry.ours.overlaps for entry in results.entries):
         lines += [f"{EARLY}: starts while the kernel before it ends; peers wait for its end", ""]
     lines += failures(results)
@@ -30,14 +26,15 @@ def results_text(results: Results) -> str:
 
 
 def results_table(results: Results) -> str:
-    """Prices in µs, alone times, ours first and a peer's in its cell.
+    """Marginal times in µs, alone times, ours first and a peer's in its cell.
 
-    `x roof` and `x copy` are ours over the best hand-written kernel and the memcpy node, `x peer` is the best peer's
-    price over ours and `of chains` the same of T. What each takes alone comes then, where it was asked for, and of
-    products their rates.
+    `x roofline` and `x copy` are ours over the best hand-written kernel and the memcpy node, `x peer` is the best
+    peer's marginal time over ours and `of chains` the same of T. What each takes alone comes then, where it was asked
+    for, and of products their rates.
     """
     alone = any(p.alone_us for entry in results.entries for p in (entry.ours, *entry.peers.values()))
-    ours = ("entry", "price µs", "T0", "T", "GB/s", "% of roof", "x roof", "x copy")
+    timed = "marginal µs" if any(entry.chain_us for entry in results.entries) else "µs"
+    ours = ("entry", timed, "T0", "T", "GB/s", "% of roofline", "x roofline", "x copy")
     names = (OURS, *results.peers) if alone else ()
     header = [*ours, *(f"{name} µs" for name in results.peers), "x peer", "of chains", "best"]
     header += [f"{name} {ALONE} µs" for name in names]
@@ -75,7 +72,7 @@ def _row(entry: EntryResult, peers: tuple[str, ...], alone: tuple[str, ...]) -> 
 
 
 def cell(provider: Provider | None) -> str:
-    """A price, alone a time, or in a word why there is none."""
+    """A marginal time, alone a time, or in a word why there is none."""
     if provider is None:
         return "-"
     return figure(provider.cost_us) if provider.us is not None else short(provider.failed)
@@ -107,7 +104,7 @@ def failures(results: Results) -> list[str]:
 def summary(results: Results) -> str:
     """`38 entries in 412 s; against the best peer: geometric mean 1.213 x faster over 38, worst 1.004 x at ...`
 
-    By prices; alone, by times.
+    By marginal times; alone, by times.
     """
     parts = [f"{len(results.entries)} entries in {results.seconds:.0f} s"]
     mean, worst = results.geometric_mean, results.worst
@@ -122,10 +119,10 @@ def summary(results: Results) -> str:
     if figures["geometric_mean_to_roof"] is not None:
         of_each = [f"{share:.3f} x {family}" for family, share in sorted(results.mean_to_roofs().items())]
         each = f" ({', '.join(of_each)})" if len(of_each) > 1 else ""
-        parts.append(f"geometric mean {figures['geometric_mean_to_roof']:.3f} x the roof{each}")
+        parts.append(f"geometric mean {figures['geometric_mean_to_roof']:.3f} x the roofline{each}")
     slowest = max((e for e in results.entries if e.ours.to_roof), key=_to_roof, default=None)
     if slowest is not None and slowest.ours.to_roof is not None:
-        parts.append(f"farthest from the roof {ratio_text(slowest.ours.to_roof)} at {slowest.label}")
+        parts.append(f"farthest from the roofline {ratio_text(slowest.ours.to_roof)} at {slowest.label}")
     if results.note:
         parts.append(results.note if results.finished else f"NOT FINISHED: {results.note}")
     return "; ".join(parts)

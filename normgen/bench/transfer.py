@@ -273,7 +273,8 @@ def progress_text(shape: Shape) -> str:
 def transfer_text(found: Transfer) -> str:
     """A line a shape, then the median."""
     rows = [list(_row(shape)) for shape in found.shapes]
-    header = ["shape", "rule µs", "tuned µs", "default µs", "roof µs", "rule %", "default %", "price %", "schedule of"]
+    header = ["shape", "rule µs", "tuned µs", "default µs", "roofline µs"]
+    header += ["rule %", "default %", "marginal %", "schedule of"]
     lines = [table(header, rows), ""]
     lines += [f"{s.label}: {name}: {reason}" for s in found.shapes for name, reason in s.failed.items()]
     if found.median is not None:

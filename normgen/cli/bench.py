@@ -34,11 +34,11 @@ from normgen.records.place import Context, Setting
 @click.option("--budget", default="20s", show_default=True, help="Time for each tuning.")
 @click.option("--limit", help="Begin no entry after this time: 8m.")
 @click.option("--records", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--plot", "picture", type=NewFile(), help="Draw % of roof over cols.")
+@click.option("--plot", "picture", type=NewFile(), help="Draw % of roofline over cols.")
 @click.option("--compile-mode", default="max-autotune-no-cudagraphs", show_default=True, help="Of torch.compile.")
 @click.option("--setting", type=click.Choice([s.value for s in Setting]), help="Instead of the suite's.")
 @click.option("--context", type=click.Choice([c.value for c in Context]), help="Instead of the suite's.")
-@click.option("--alone", is_flag=True, help="Time every contender behind itself too; marked, in the last columns.")
+@click.option("--alone", is_flag=True, help="Time every kernel back to back with itself too, in the last columns.")
 @click.option("--samples", type=int, default=40, show_default=True, help="Interleaved replays of each provider.")
 @seed_option
 @click.option(
@@ -63,7 +63,7 @@ from normgen.records.place import Context, Setting
 def bench(
     suite: str | None, recorded: tuple[Path, ...], json_to: str | None, picture: Path | None, **options: Any
 ) -> None:
-    """Price a SUITE: our kernels, roofs and other libraries between the same kernels, in one interleaved run.
+    """Time a SUITE: our kernels, rooflines and other libraries between the same kernels, in one interleaved run.
 
     SUITE is a built-in suite (forward_h200, decode_h200, backward_h200) or a TOML file. Every result is checked against
     float64 first; a peer that fails says so in its cell. Exit 4 if one of our kernels is wrong.

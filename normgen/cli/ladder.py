@@ -37,7 +37,7 @@ PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources tim
 @click.option("--cuda", is_flag=True, help="The emitted kernels of the rungs too.")
 @click.option("--diff", "diff", is_flag=True, help="How each rung's kernel differs from that of the rung before.")
 @click.option("--plot", "picture", type=NewFile(), help="Write time over launches.")
-@click.option("--page", "document", type=NewFile(), help="Write docs/ladder.md.")
+@click.option("--page", "document", type=NewFile(), help="Write the ladder's page in Markdown.")
 @click.option(
     "--from",
     "sources",
@@ -50,11 +50,11 @@ PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources tim
 def ladder(
     names: tuple[str, ...], as_json: bool, sources: tuple[Path, ...], seed: int, samples: int, **options: Any
 ) -> None:
-    """The classic optimisation ladders: without LADDER all of them and their rungs, with it each rung proven and timed.
+    """The kernels of tutorials and libraries, step by step: without LADDER all of them, with it each proven and timed.
 
-    LADDER is a name, a TOML file, or all. A GPU measures every launch of the source, alone with data in DRAM; without
-    one each rung is checked on the CPU at one launch and its times are predicted, beside those that were measured and
-    ship with normgen. A rung that may be wrong on some rows
+    LADDER is a name, a TOML file, or all; each of its kernels is a rung. A GPU measures every launch of the source,
+    back to back and with its data in DRAM; without one each rung is checked on the CPU at one launch and its times are
+    predicted, beside those that were measured and ship with normgen. A rung that may be wrong on some rows
     says on which; exit 4 if another one is wrong.
 
     \b
@@ -79,7 +79,7 @@ def ladder(
             raise UsageError("--plot draws one ladder", received=", ".join(one.name for one, _ in found))
         plot(*found[0], options["picture"])
     if options["document"]:
-        write_output(options["document"], "# Ladders\n\n" + page(found))
+        write_output(options["document"], page(found))
     if any(rung.is_surprise for _, climbed in found for rung in climbed.rungs):
         sys.exit(VerificationError.exit_code)
 
@@ -111,7 +111,7 @@ def _kernels(one: Ladder, climbed: Climb, options: dict[str, Any]) -> str:
     for rung in (known[r.name] for r in climbed.rungs if r.name in known and r.kernels):
         kernel = kernel_of(one, rung, facts)
         shown = difference(before, kernel) if options["diff"] and before else kernel
-        head = [f"{one.name}/{rung.name}: {rung.title}", rung.idea, f"Look at: {rung.look}"]
+        head = [f"{one.name}/{rung.name}: {rung.title}", rung.idea, f"To see: {rung.look}"]
         texts.append(
             "\n" + "".join(fill(line, 110, initial_indent="// ", subsequent_indent="// ") + "\n" for line in head)
         )

@@ -15,6 +15,7 @@ from normgen.errors import TRACEBACK, UsageError, as_normgen_error, did_you_mean
 from normgen.files.loading import load_module
 from normgen.files.names import escaped, is_plain
 from normgen.files.shipped import VERSION
+from normgen.text.words import used
 
 INTERRUPTED = 130
 UNREAD = 141  # as a shell says of a program that a closed pipe ended
@@ -22,7 +23,7 @@ LONGEST_LINE = 2000
 
 # Name -> where the command stands, and its line in `normgen --help`: printing the help imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": ("bench:bench", "Price a SUITE: our kernels, roofs and other libraries in one interleaved run."),
+    "bench": ("bench:bench", "Time a SUITE: our kernels, rooflines and other libraries in one interleaved run."),
     "cache": ("state:cache_group", "What is kept between runs: cubins, objects of the CPU executor, results."),
     "calibrate": ("study:calibrate", "Measure the cost model's constants on a GPU, or fit them to FILES."),
     "completion": ("completion:completion", "Print the completion script of a shell: bash, zsh or fish."),
@@ -34,14 +35,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "What the cost model makes of a schedule, and what tutorials would ask of its kernel.",
     ),
     "export": ("export:export", "Write the headers of all records under OUTPUT/records."),
-    "ladder": ("ladder:ladder", "The classic optimisation ladders: each rung proven, timed, and beside its source."),
+    "ladder": ("ladder:ladder", "The kernels of tutorials and libraries, step by step: each proven and timed."),
     "list": ("show:list_command", "The built-in specs, and what each computes."),
     "profile": (
         "profile.command:profile",
         "Count what kernels do in hardware, by Nsight Compute, beside what `explain` derives.",
     ),
     "replay": ("study:replay", "What search strategies would have found on recorded sweeps, without a GPU."),
-    "report": ("report:report", "Write one self-contained HTML page: search progress, % of roof, all records."),
+    "report": ("report:report", "Write one self-contained HTML page: search progress, % of roofline, all records."),
     "show": ("show:show_command", "What a problem turns into: program, CUDA text or schedule."),
     "space": ("show:space_command", "How many schedules are legal for a problem, and why the others are not."),
     "spec": ("show:spec_group", "Work on spec files."),
@@ -67,8 +68,36 @@ def imported(name: str) -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class ExplainingFormatter(click.HelpFormatter):
+    """Help that ends with the meaning of the project's words in it."""
+
+    def getvalue(self) -> str:
+        text = super().getvalue()
+        end = click.HelpFormatter(width=self.width)
+        words = used(text)
+        if words:
+            with end.section("\nWords"):
+                end.write_dl([(word.name, word.says) for word in words])
+        return text + end.getvalue()
+
+
+class ExplainingContext(click.Context):
+    """The context of a command whose help explains its words."""
+
+    formatter_class = ExplainingFormatter
+
+
+def _explained(command: click.Command) -> click.Command:
+    command.context_class = ExplainingContext
+    for one in command.commands.values() if isinstance(command, click.Group) else ():
+        _explained(one)
+    return command
+
+
 class Commands(click.Group):
     """The commands of the table."""
+
+    context_class = ExplainingContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -78,7 +107,7 @@ class Commands(click.Group):
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(imported(f"normgen.cli.{module}"), attribute)
-        return command
+        return _explained(command)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Raises UsageError for an unknown command, with the nearest one."""

@@ -79,8 +79,10 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--gradients", default="", help="Backward: differentiate by these only: x, or weight,bias."),
         click.option("--accumulate", is_flag=True, help="Backward: add to the gradients instead of overwriting them."),
         click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
-        click.option("--batch-invariant", is_flag=True, help="A row's bits depend on no other row, nor on its place."),
-        click.option("--in-place", multiple=True, help="h=residual: the output h takes the place of that input."),
+        click.option(
+            "--batch-invariant", is_flag=True, help="A row's bits depend on no other row, nor on where it lies."
+        ),
+        click.option("--in-place", multiple=True, help="h=residual: the output h overwrites that input."),
         click.option(
             "--layout",
             multiple=True,
@@ -115,8 +117,8 @@ def target_option(command: Command) -> Command:
 
 
 def schedule_option(command: Command) -> Command:
-    points = "default, plain, record, FILE.jsonl, layernorm/v3"
-    help_text = f"A point, then the knobs that differ: 'plain,vector=float4'. Points: {points}."
+    starts = "default, plain, record, FILE.jsonl, layernorm/v3"
+    help_text = f"Where to start, then the knobs that differ: 'plain,vector=float4'. Starts: {starts}."
     return click.option("--schedule", "knobs", default="", help=help_text)(command)
 
 
@@ -134,7 +136,7 @@ def place_options(command: Command) -> Command:
         type=click.Choice([c.value for c in Context]),
         default=Context.BETWEEN.value,
         show_default=True,
-        help="Before and behind it: plain kernels, early-starting ones, matrix products, itself.",
+        help="What runs before and after it: plain kernels, early-starting ones, matrix products, itself.",
     )
     return setting(context(command))
 

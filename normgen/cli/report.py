@@ -19,7 +19,7 @@ from normgen.report.plots import draw
 @click.option("--png", type=click.Path(file_okay=False, path_type=Path), help="Folder for the same plots as PNG.")
 @json_option
 def report(files: tuple[Path, ...], out: Path, png: Path | None, as_json: bool) -> None:
-    """Write one self-contained HTML page: search progress, % of roof, knob importance, all records.
+    """Write one self-contained HTML page: search progress, % of roofline, knob importance, all records.
 
     FILES are candidates and winners of runs (JSON lines), sweeps, and what `bench --json` wrote; without any, all runs
     and winners of this user, and the winners, sweeps and benches that come with normgen.

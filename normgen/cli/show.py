@@ -148,7 +148,7 @@ def _shown(problem: Problem, schedule: Schedule, what: str) -> Any:
 @problem_options
 @target_option
 @json_option
-@click.option("--why", is_flag=True, help="Every reason that refused points, and how many.")
+@click.option("--why", is_flag=True, help="Every reason that excluded combinations of knobs, and how many.")
 def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None:
     """How many schedules are legal for a problem, and why the others are not.
 
@@ -163,7 +163,7 @@ def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None
         counts = {"problem": str(problem), "legal": len(found.legal), "refused": refused}
         show({**counts, "default": default.as_dict(), "refusals": refusals})
         return
-    click.echo(f"{problem} on {facts.name}: {len(found.legal)} legal schedules, {refused} points refused")
+    click.echo(f"{problem} on {facts.name}: {len(found.legal)} legal schedules, {refused} other combinations refused")
     click.echo(f"default: {default}")
     if why:
         for refusal in found.refusals:

@@ -106,9 +106,9 @@ def sweep(
         counts = {"file": str(path), "points": len(found.points), "outcomes": outcomes}
         show({**counts, **figures, "best": optimum.schedule.as_dict(), "best_us": optimum.us})
         return
-    click.echo(f"{path}: {len(found.points)} of {header.legal} points, {outcomes}")
+    click.echo(f"{path}: {len(found.points)} of {header.legal} legal schedules, {outcomes}")
     best_us = (optimum.us or 0.0) - (header.chain_us or 0.0)
-    click.echo(f"best {best_us:.2f} us, roof {header.roof_us:.2f} us, {header.place}: {optimum.schedule}")
+    click.echo(f"best {best_us:.2f} us, roofline {header.roof_us:.2f} us, {header.place.words}: {optimum.schedule}")
 
 
 @click.command()
@@ -152,7 +152,7 @@ def replay(
 
 
 def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> None:
-    click.echo(f"{file}: {len(land.legal)} points, optimum {land.optimum_us:.2f} us, {reports[0].seeds} seeds")
+    click.echo(f"{file}: {len(land.legal)} schedules, optimum {land.optimum_us:.2f} us, {reports[0].seeds} seeds")
     click.echo("after".ljust(18) + "".join(f"{n:>8}" for n in EVALUATIONS))
     for report in reports:
         for what, values in (("median", report.median), ("worst", report.worst)):
@@ -186,7 +186,7 @@ def explain(
         head = {"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)}
         show(head | {"checklist": [asdict(answer) for answer in answers]})
         return
-    click.echo(f"{problem} on {facts.name}, {place}: {schedule}")
+    click.echo(f"{problem} on {facts.name}, {place.words}: {schedule}")
     click.echo("\n".join([*cost.lines(), "", *(answer.line() for answer in answers)]))
 
 

@@ -39,7 +39,7 @@ class Answer:
 
     def line(self) -> str:
         """For people."""
-        state = "ok" if self.is_good else "look"
+        state = "ok" if self.is_good else "poor"
         hint = f" (knobs: {', '.join(self.knobs)})" if self.knobs and not self.is_good else ""
         return f"{state:<5} {self.question:<15} {self.answer}{hint}"
 
@@ -220,7 +220,7 @@ def _divergence(problem: Problem, s: Schedule) -> Answer:
     if s.edges is not Edges.EXACT:
         said.append(f"edges={s.edges}: a branch at the ends of a row")
     if s.variance is Variance.GUARDED:
-        said.append("a second look at rows that cancel: rows of a warp go together")
+        said.append("a second pass over rows that cancel: rows of a warp go together")
     good = idle < 0.125 and s.edges is Edges.EXACT
     return Answer(question="divergence", answer="; ".join(said), is_good=good, knobs=("threads_per_row", "vector"))
 
@@ -259,10 +259,10 @@ def _looks(problem: Problem, s: Schedule, cost: Cost) -> Answer:
         Hold.HYBRID: "from memory once, then from registers and shared memory",
         Hold.RELOAD: "from memory each time, L1 and L2 in between",
     }[s.hold]
-    answer = f"a row is looked at {cost.looks} times: {where}"
+    answer = f"{cost.looks} over a row: {where}"
     short = problem.row_bytes <= 64 << 10
     good = cost.looks == 1 or not s.hold.reads_again or not short
-    return Answer(question="looks at memory", answer=answer, is_good=good, knobs=("hold", "variance", "softmax"))
+    return Answer(question="passes", answer=answer, is_good=good, knobs=("hold", "variance", "softmax"))
 
 
 def _fusion(problem: Problem) -> Answer:

@@ -71,7 +71,7 @@ class Cost:
     def lines(self) -> list[str]:
         """One line for each part, for people."""
         of_rows = [
-            f"looks       {self.looks} at every row",
+            f"passes      {self.looks} over every row",
             f"latency     {self.latency_us:.2f} us of row tiles one after another",
             f"issue       {self.issue_us:.2f} us of instructions",
             f"starts      {self.starts_us:.2f} us of starting blocks while another kernel ends",

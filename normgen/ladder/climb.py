@@ -32,7 +32,7 @@ from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.problem.problem import Problem
-from normgen.records.place import Place
+from normgen.records.place import Place, place_of
 from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -149,14 +149,14 @@ def why_behind(ladder: Ladder, found: Climb) -> str:
     if not us.get("record", 0.0) > us.get("default", float("inf")):
         return ""
     if not found.measured:
-        return "record is behind default by the cost model's word alone, which is no measurement"
+        return "record is slower than default by the cost model, which is no measurement"
     device = next((device for device in TARGETS.values() if device.name == found.device), None)
     record = lookup(problem_of(ladder), device, folders=[shipped_folder()]).record if device else None
     if record is None or str(record.place) == found.place:
-        return "record is behind default here: it was tuned in another run"
+        return "record is slower than default here: it was tuned in another run"
     return (
-        f"record is behind default here: it was tuned {record.place}, and these times are {found.place}; the fastest "
-        "kernel of one place need not be that of another"
+        f"record is slower than default here: it was tuned {record.place.words}, and timed "
+        f"{place_of(found.place).words}; the fastest kernel of one setting need not be that of another"
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/ladder.md: every rung with its idea, its check, its times beside the source's, and how its kernel differs."""
+"""docs/ladder.md and a page a ladder: each rung with its idea, its check, its times beside the source's, its kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from normgen.device import Device, target
 from normgen.ladder.climb import WRONG, Climb, Climbed, Launch, why_behind
 from normgen.ladder.kernels import comparable, own_text, parts_of
 from normgen.ladder.rungs import Ladder, Rung
+from normgen.records.place import place_of
 from normgen.text import figure
 from normgen.tuning.result import NOT_MEASURED
 
+FOLDER = "ladders"  # of the pages, beside the index
 CONTEXT = 1  # lines of a difference around what changed
 
 
@@ -32,34 +34,52 @@ def difference(before: str, after: str) -> str:
     return "\n".join(list(lines)[2:])
 
 
-def page(climbs: Sequence[tuple[Ladder, Climb]]) -> str:
-    """The page in Markdown."""
+def index(climbs: Sequence[tuple[Ladder, Climb]]) -> str:
+    """A line of Markdown for each ladder, with a link to its page."""
     lines = [
-        "Each ladder is a file of `specs/ladders/`: the kernels of a source as knobs on `plain`. `normgen ladder NAME`",
-        "proves and times them; `--schedule layernorm/v3` begins from a rung. The sources' figures are of the GPU that",
-        "is named beside them: compare how rungs stand to each other, not the two columns.",
+        "A ladder is a file of `specs/ladders/`: the kernels of a source, each a rung, written as knobs on `plain`.",
+        "`normgen ladder NAME` proves and times them; `--schedule layernorm/v3` begins from a rung. The sources'",
+        "figures are of the GPU that is named beside them: compare how rungs stand to each other, not the two columns.",
+        "",
+        "| ladder | what it climbs | from | rungs |",
+        "|---|---|---|---|",
     ]
-    for ladder, found in climbs:
-        lines += ["", *_ladder_part(ladder, found)]
+    for ladder, _ in climbs:
+        link = f"[{ladder.name}]({FOLDER}/{ladder.name}.md)"
+        lines.append(f"| {link} | {ladder.summary} | {_linked(ladder)} | {len(ladder.rungs)} |")
     return "\n".join(lines) + "\n"
 
 
-def _ladder_part(ladder: Ladder, found: Climb) -> list[str]:
+def page(climbs: Sequence[tuple[Ladder, Climb]]) -> str:
+    """The pages of ladders in Markdown, one after another."""
+    return "\n".join("\n".join(_page_lines(ladder, found)) + "\n" for ladder, found in climbs)
+
+
+def _linked(ladder: Ladder) -> str:
     source = ladder.source
-    link = f"[{source.title}]({source.url})" if source.url else source.title
-    said = [link, f"after {source.follows}" if source.follows else "", f"on a {source.gpu}" if source.gpu else ""]
-    origin = f"Source: {', '.join(filter(None, said))}. {source.note}".rstrip()
-    lines = [f"## {ladder.name}", "", ladder.summary, "", origin, ""]
+    return f"[{source.title}]({source.url})" if source.url else source.title
+
+
+def _page_lines(ladder: Ladder, found: Climb) -> list[str]:
+    source = ladder.source
+    after, gpu = f"after {source.follows}" if source.follows else "", f"on a {source.gpu}" if source.gpu else ""
+    origin = f"Source: {', '.join(filter(None, (_linked(ladder), after, gpu)))}. {source.note}".rstrip()
+    lines = [f"# {ladder.name}", "", ladder.summary, "", origin, ""]
     how = "measured" if found.measured else f"{NOT_MEASURED},"
     climbed = {rung.name: rung for rung in found.rungs}
     if any(rung.launches for rung in found.rungs):
-        lines += [f"{found.problem}, {how} on {found.device}, {found.place}:", "", *_table(ladder, found), ""]
+        lines += [
+            f"{found.problem}, {how} on {found.device}, {place_of(found.place).words}:",
+            "",
+            *_table(ladder, found),
+            "",
+        ]
         behind = why_behind(ladder, found)
         lines += [f"The {behind}.", ""] if behind else []
     device, before = target("h200"), ""
     for rung in ladder.rungs:
         one = climbed.get(rung.name)
-        lines += [f"### {ladder.name}/{rung.name}: {rung.title}", "", _literal(rung.idea), ""]
+        lines += [f"## {ladder.name}/{rung.name}: {rung.title}", "", _literal(rung.idea), ""]
         if rung.missing:
             lines += [f"Not in the language: {rung.missing}.", ""]
             continue
@@ -78,7 +98,7 @@ def _literal(text: str) -> str:
 def _facts(rung: Rung, found: Climbed | None) -> list[str]:
     several = "; ".join(f"{k.op}: `{k.knobs}`" for k in rung.kernels)
     knobs = several or (f"`{rung.knobs}`" if rung.knobs else "none but those of a launch")
-    lines = [f"* Knobs on `plain`: {knobs}", f"* Look at: {_literal(rung.look)}"]
+    lines = [f"* Knobs on `plain`: {knobs}", f"* To see: {_literal(rung.look)}"]
     if found is not None:
         state = f"{found.state}: {_literal(found.reason)}" if found.reason else found.state
         lines.append(f"* Check at {found.block}: {state}")

@@ -40,6 +40,15 @@ class Setting(StrEnum):
     HOT = "hot"
 
 
+_FINDS = {Setting.FRESH: "its main input", Setting.COLD: "nothing", Setting.HOT: "everything"}
+_STANDS = {
+    Context.BETWEEN: "between plain kernels",
+    Context.CHAIN: "between kernels that start early",
+    Context.MATMUL: "between matrix products",
+    Context.ALONE: "back to back with itself",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """A context and a setting. Alone, where nothing is produced, fresh is the same as cold."""
@@ -55,6 +64,11 @@ class Place:
     def as_dict(self) -> dict[str, str]:
         return {"context": self.context.value, "setting": self.setting.value}
 
+    @property
+    def words(self) -> str:
+        """As a result says it: `with its main input in L2, between plain kernels (fresh)`."""
+        return f"with {_FINDS[self.setting]} in L2, {_STANDS[self.context]} ({self})"
+
     def options(self) -> list[str]:
         """As options of a command line; only what differs from the default."""
         words = ["--setting", self.setting.value] if self.setting is not Setting.FRESH else []
@@ -66,6 +80,12 @@ class Place:
 
 
 DEFAULT_PLACE = Place()
+
+
+def place_of(text: str) -> Place:
+    """The place of what `str` makes of one. Raises UsageError for another text."""
+    setting, _, context = text.partition(" ")
+    return place_named(setting, context or Context.BETWEEN.value)
 
 
 def place_named(setting: str, context: str) -> Place:

@@ -11,6 +11,8 @@ from normgen.bench.accuracy.table import Table
 _HEAD = """\
 # How exact the kernels are
 
+The project's [words](measuring.md#words) stand in one table.
+
 Errors against float64 references that are written by hand, on rows of one family at a time (`normgen/verify/rows.py`
 says what each family is), with a fixed seed. Ours is the kernel that a call gets: the record's or the nearest one's
 schedule, else the default; torch's is the operator behind `torch.nn.functional`, or the one that autograd calls.

@@ -16,7 +16,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A peer's price over ours, at an entry that moves so many bytes."""
+    """A peer's marginal time over ours, at an entry that moves so many bytes."""
 
     peer: str
     bytes: int
@@ -25,7 +25,7 @@ class Dot:
 
 
 def dots_of(results: Sequence[Results]) -> list[Dot]:
-    """Every entry and peer that have a price both."""
+    """Every entry and peer that have a marginal time both."""
     found = []
     for result in results:
         for entry in result.entries:
@@ -54,7 +54,7 @@ def svg(results: Sequence[Results]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 18, f"Price of other libraries' kernels over ours on an {device}, between plain kernels", size=14),
+        _text(LEFT, 18, f"Marginal time of other libraries' kernels over ours, on an {device}", size=14),
     ]
     for ratio in (0.5, 1, 2, 4, 8, 16):
         if bottom <= ratio <= top:

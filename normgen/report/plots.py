@@ -119,7 +119,7 @@ def _progress(figure_of: Any, runs: Sequence[tuple[str, Series]], looks: Looks) 
 
 
 def _roof(figure_of: Any, lines: Sequence[RoofLine], looks: Looks) -> Any:
-    """% of roof over cols, one line per op, direction, dtype, place and device."""
+    """% of roofline over cols, one line per op, direction, dtype, place and device."""
     if not lines:
         return None
     figure = figure_of(9, 4.5)
@@ -147,7 +147,7 @@ def _roof(figure_of: Any, lines: Sequence[RoofLine], looks: Looks) -> Any:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda cols, _: f"{cols:,.0f}")
     axes.margins(x=0.08)
-    axes.set(xlabel="cols", ylabel="% of roof (a copy of the same bytes)")
+    axes.set(xlabel="cols", ylabel="% of roofline (a copy of the same bytes)")
     figure.legend(loc="outside lower center", fontsize=8, ncols=3)
     return figure
 

@@ -20,8 +20,9 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
 from normgen.ladder.climb import Climb
 from normgen.ladder.kernels import own_text
+from normgen.ladder.page import FOLDER, index
 from normgen.ladder.page import page as ladder_page
-from normgen.ladder.rungs import load_ladder
+from normgen.ladder.rungs import Ladder, load_ladder
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
@@ -35,6 +36,7 @@ from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
 from normgen.spec.reader import list_specs, load
+from normgen.text.words import WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 _PART = re.compile(r"(<!-- derived: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -62,17 +64,17 @@ def results_part(root: Path) -> str:
     records = [(file.stem, record) for file in files for record in kept(file)]
     if not records:
         return "No results are shipped yet.\n"
-    timed = ("price µs", "chain µs", "GB/s", "x roof", "x copy")
-    head = ("GPU", "op", "shape", "dtype", "place", *timed, "kernel", "alone µs")
+    timed = ("marginal µs", "chain µs", "GB/s", "x roofline", "x copy")
+    head = ("GPU", "op", "shape", "dtype", "setting", *timed, "kernel", "alone µs")
     lines = markdown_table(head, [_result(gpu, record) for gpu, record in records])
     alone = sum(record.is_alone for _, record in records)
     if not alone:
         return lines
-    return f"{lines}\n{alone} of {len(records)} were timed alone, behind themselves: their ratios are of such times.\n"
+    return f"{lines}\n{alone} of {len(records)} were timed alone, back to back: their ratios are of such times.\n"
 
 
 def peers_part(root: Path) -> str:
-    """A line a suite: what each other library's kernels cost over ours, the geometric mean of prices."""
+    """A line a suite: what each other library's kernels cost over ours, the geometric mean of marginal times."""
     results = _benches(root)
     if not results:
         return "No benches are shipped yet.\n"
@@ -92,11 +94,11 @@ def _benches(root: Path) -> list[Results]:
 
 
 def benches_part(root: Path) -> str:
-    """One line for every bench of a suite: our prices against the best peer of each entry, and against the roofs."""
+    """One line for every bench of a suite: ours against the best peer of each entry, and against the rooflines."""
     files = sorted((root / "generated" / "evidence").glob("bench_*.json"))
     if not files:
         return "No benches are shipped yet.\n"
-    head = ("suite", "entries", "peers", "x best peer", "least", "of chains", "over the roofs", "file")
+    head = ("suite", "entries", "peers", "x best peer", "least", "of chains", "over the rooflines", "file")
     return markdown_table(head, [_bench(file) for file in files])
 
 
@@ -144,10 +146,25 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
 
 
 def ladders_part(root: Path) -> str:
-    """Every ladder as its evidence has it."""
+    """Every ladder in a line, with a link to its page."""
+    return index(_climbs(root))
+
+
+def ladder_pages(root: Path) -> dict[str, str]:
+    """File -> text of the page of each ladder, as its evidence has it."""
+    return {f"{LADDERS}/{ladder.name}.md": ladder_page([(ladder, found)]) for ladder, found in _climbs(root)}
+
+
+def _climbs(root: Path) -> list[tuple[Ladder, Climb]]:
     files = sorted((root / "generated" / "evidence").glob("ladder_*.json"))
     found = [Climb.of(one) for file in files for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
-    return ladder_page([(load_ladder(one.ladder), one) for one in found])
+    return [(load_ladder(one.ladder), one) for one in found]
+
+
+def words_part(_: Path) -> str:
+    """The project's words, each with its meaning and with what headers, records and options call it."""
+    rows: list[tuple[str, ...]] = [(f"**{word.name}**", word.says, ", ".join(word.instead)) for word in WORDS]
+    return markdown_table(("word", "what it is", "in headers, records and options"), rows)
 
 
 def models_part(root: Path) -> str:
@@ -188,6 +205,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "api": api_part,
     "models": models_part,
     "varied": varied_part,
+    "words": words_part,
 }
 DOCUMENTS = (
     "README.md",
@@ -200,9 +218,11 @@ DOCUMENTS = (
     "docs/api.md",
     "docs/frameworks.md",
     "docs/proof.md",
+    "docs/measuring.md",
 )
 SCHEMA = "normgen/records/schema.json"
 PICTURE = "docs/prices.svg"
+LADDERS = f"docs/{FOLDER}"
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -228,13 +248,15 @@ def derived(name: str, old: str) -> str:
     """What the file of that name holds, of what it held."""
     if name == PICTURE:
         return svg(_benches(ROOT))
+    if name.startswith(f"{LADDERS}/"):
+        return ladder_pages(ROOT)[name]
     return with_knobs(old) if name == SCHEMA else rendered(old)
 
 
 def main(arguments: list[str]) -> int:
     """Rewrite the files; with --check say what would change and return 1 if anything would."""
     changed = 0
-    for name in (*DOCUMENTS, SCHEMA, PICTURE):
+    for name in (*DOCUMENTS, SCHEMA, PICTURE, *ladder_pages(ROOT)):
         path = ROOT / name
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         new = derived(name, old)

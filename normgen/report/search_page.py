@@ -11,9 +11,11 @@ from normgen.studies.sweep_file import Header
 _HEAD = """\
 # How many measurements a search needs
 
+The project's [words](measuring.md#words) stand in one table.
+
 Each table replays search strategies on one recorded sweep (`normgen sweep`), without a GPU: the sweep's optimum over
 the best found after so many evaluations, for the median and the worst of {seeds} seeds. 1.000 is the optimum. What is
-compared are prices: what a kernel adds to the chain that it stands in.
+compared are marginal times: what a kernel adds to the chain that it stands in.
 `normgen` is the tuner's own strategy in the tuner's batches, `random` the exact distribution of random search without
 replacement, `tpe` Optuna's TPESampler with its default settings (a point it suggests again is answered from memory, \
 1000
@@ -40,7 +42,7 @@ def _section(path: Path, header: Header, land: Landscape, reports: Sequence[Repo
     share = "all" if len(land.legal) >= header.legal else f"a stratified sample of {len(land.legal)} of"
     facts = f"`{path.name}`, {header.device['name']}: {share} {header.legal} legal schedules"
     facts += f", optimum {land.optimum_us:.4g} µs"
-    roof = f", roof {header.roof_us:.4g} µs" if header.roof_us else ""
+    roof = f", roofline {header.roof_us:.4g} µs" if header.roof_us else ""
     return f"## {title}\n\n{facts}{roof}.\n\n{_table(reports)}"
 
 

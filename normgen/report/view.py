@@ -37,7 +37,7 @@ class RoofPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofLine:
-    """% of roof over cols of one op, direction, dtype, place and device, by cols then rows."""
+    """% of roofline over cols of one op, direction, dtype, place and device, by cols then rows."""
 
     op: str
     direction: str
@@ -53,7 +53,7 @@ class RoofLine:
         )
 
     def middle(self) -> tuple[tuple[int, float], ...]:
-        """(cols, median % of roof over the rows measured there)."""
+        """(cols, median % of roofline over the rows measured there)."""
         by_cols: dict[int, list[float]] = {}
         for point in self.points:
             by_cols.setdefault(point.cols, []).append(point.percent_of_roof)

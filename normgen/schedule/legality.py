@@ -126,7 +126,7 @@ def _groups(problem: Problem, s: Schedule, _: Device) -> str | None:
     if s.edges is not Edges.EXACT:
         return "groups of columns are whole vectors: edges = exact"
     if s.softmax is Softmax.ONLINE:
-        return "groups and an online softmax both look at a vector ahead of its elements"
+        return "groups and an online softmax both read a vector ahead of its elements"
     return None
 
 
@@ -184,7 +184,7 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
         what = "rows" if slot_bytes(problem, s) else "column sums"
         return f"the {what} of a block need {needed} bytes of shared memory; {device.name} leaves it {limit}"
     if s.hold in (Hold.SHARED, Hold.HYBRID) and any(s.vector * t.dtype.bytes < 4 for t in problem.elem_inputs):
-        return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
+        return "shared memory of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     return None
 
 
@@ -195,7 +195,7 @@ def keep(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.hold is not Hold.REGISTERS or problem.any_cols:
         return "values wait in registers in the place of a row that does so: hold = registers"
     if not keeps_values(problem):
-        return "no look leaves another one anything but the row as it is stored: keep = row"
+        return "no pass leaves another one anything but the row as it is stored: keep = row"
     registers = steps_per_lane(problem, s) * s.vector * len(problem.elem_inputs) + sums_in_registers(problem, s)
     if s.stages > 1 and s.copy is Copy.DIRECT:
         registers += held_bytes_per_thread(problem, s) // 4
@@ -315,11 +315,11 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with is not ReduceWith.SHUFFLE and (s.persistent or not s.reduce_with.is_short):
-        return "clusters combine with shuffles and distributed shared memory; short_chains where they walk no rows"
+        return "clusters combine with shuffles and distributed shared memory; short_chains in a grid without a row loop"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
     if s.persistent and s.edges is Edges.PEEL:
-        return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
+        return "clusters that fit the device are not a multiple of the vector: rows shift from iteration to iteration"
     if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
         return (
             "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
@@ -479,12 +479,12 @@ def _guarded(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.variance is not Variance.GUARDED:
         return None
     if s.row_blocks > 1 and s.persistent:
-        return "clusters that walk rows count every exchange: a row that is spared its second look would miss one"
+        return "clusters that loop over rows count every exchange: a row that is spared its second pass misses one"
     by_block = s.threads_per_row > 1 if s.reduce_with is ReduceWith.SHARED_TREE else s.threads_per_row > 32
     alone = has_row_barriers(s) and s.reduce_with is not ReduceWith.SHARED_TREE
     if s.rows_per_block > 1 and by_block and not alone:
         return (
-            "rows that share a block's barriers look as often as each other: variance = guarded takes one row a block, "
+            "rows that share a block's barriers take equally many passes: variance = guarded takes one row a block, "
             "or shuffles of at most 32 or at least 256 threads a row"
         )
     return None
@@ -545,7 +545,7 @@ def row_order(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not s.row_order.descends:
         return None
     if problem.sums_batches:
-        return "the rows of a batch are walked from its first one: row_order = ascending"
+        return "the rows of a batch are taken from its first one: row_order = ascending"
     if problem.sums_rows and not s.persistent:
         return "blocks of one tile, with sums over rows, take it in their own order: row_order = ascending"
     return None

@@ -107,7 +107,7 @@ def _searched_hold(problem: Problem, s: Schedule) -> str | None:
         return None
     held = 8 * KIB if problem.column_outputs else 64 * KIB
     if s.hold is Hold.RELOAD and main_row <= held:
-        return f"not searched: a row of at most {held // KIB} KiB read again for every look"  # 1.113 x
+        return f"not searched: a row of at most {held // KIB} KiB read again for every pass"  # 1.113 x
     if s.hold is Hold.SHARED and s.copy is Copy.DIRECT and _is_short_norm(problem):
         return "not searched: norms of rows below 32 KiB that wait in shared memory"  # 1.035 x
     return None
@@ -153,7 +153,7 @@ def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     in which last arrivers took 1.38 times the best and atomics 1.42 times.
     """
     if problem.deterministic and s.columns is Columns.ATOMIC:
-        return "not searched: one block that walks all rows"
+        return "not searched: one block that loops over all rows"
     is_asked = "columns" in problem.searched_knobs or problem.any_cols
     if problem.sums_rows and problem.rows >= 2048 and not is_asked and not s.columns.has_two_kernels:
         return "not searched: column sums of many rows by atomics or last arrivers"
@@ -342,13 +342,13 @@ def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None
     if inexact := shows_in_float32(problem, s):
         return f"not searched: {inexact}"
     if s.variance in (Variance.CORRECTED_TWO_PASS, Variance.GUARDED) and s.hold is Hold.RELOAD:
-        return "not searched: residuals, or a second look at some rows, of rows that are not held"
+        return "not searched: residuals, or a second pass over some rows, of rows that are not held"
     if s.variance is Variance.CORRECTED_TWO_PASS and _walks_registers(problem, s) and not problem.any_cols:
         return "not searched: residuals of rows that are fetched while others are worked on"
     if s.copy is Copy.DIRECT and s.hold is not Hold.HYBRID:
         return None
     if s.reduce_with in OTHER_TREES or s.variance in (Variance.WELFORD, Variance.SHIFTED):
-        return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
+        return "not searched: asynchronous copies and hybrid rows with other trees and one-pass variances"
     if s.columns != Schedule().columns:
         return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
     return None
@@ -372,7 +372,7 @@ def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
     if problem.dtype.bytes < 4 or s.hold is Hold.RELOAD:
         return None
     if s.softmax is Softmax.ONLINE:
-        return "one look at held rows of a softmax in float32: each move to a new maximum rounds the sum"
+        return "one pass over held rows of a softmax in float32: each move to a new maximum rounds the sum"
     if leaves_rounding(problem, s) and not _walks_registers(problem, s):
         return "a variance of held float32 rows about a mean whose rounding is left in it"
     return None
@@ -401,7 +401,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     if s.hold is not Hold.REGISTERS and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
         return "not searched: a row not held in registers that would fit them, with " + extras
     if s.variance in (Variance.WELFORD, Variance.SHIFTED) and s.hold is Hold.REGISTERS:
-        return "not searched: one-look variances of a row in registers, with " + extras
+        return "not searched: one-pass variances of a row in registers, with " + extras
     return None
 
 

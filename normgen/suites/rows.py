@@ -13,7 +13,7 @@ from normgen.files.private import write_atomically
 from normgen.problem.problem import sizes_of
 from normgen.records.record import Record
 from normgen.suites.bands import STEP, Bands, parse_rows, row_counts
-from normgen.text import figure, table
+from normgen.text import figure, legend, table
 from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
 
@@ -50,13 +50,14 @@ class RowsResult:
 
     def __str__(self) -> str:
         is_measured = all(r.measured for r in self.records)
-        head = ["rows", *(("price µs", "T µs") if is_measured else ("predicted µs",)), "schedule"]
+        head = ["rows", *(("marginal µs", "T µs") if is_measured else ("predicted µs",)), "schedule"]
         prices = [[figure(r.price_us.median if r.price_us else None)] if is_measured else [] for r in self.records]
         rows = [
             [str(r.problem.rows), *price, figure(r.us), str(r.schedule)]
             for r, price in zip(self.records, prices, strict=True)
         ]
-        lines = [table(head, rows), ""]
+        times = table(head, rows)
+        lines = [times, *legend(times), ""]
         lines += [f"{name}: {path}" for name, path in self._paths() if path]
         return "\n".join(lines)
 

@@ -163,7 +163,7 @@ def _elsewhere(hearing: Hearing, finalists: list[Checked], confirmation: Confirm
     price = confirmation.prices.get(found.winner.key)
     if price is not None and price.spread > policy.price_spread:
         rounds = confirmation.times[found.winner.key].n
-        run.note(f"the price's interval is {100 * price.spread:.1f} % wide after {rounds} rounds")
+        run.note(f"the marginal time's interval is {100 * price.spread:.1f} % wide after {rounds} rounds")
     return found
 
 

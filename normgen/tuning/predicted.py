@@ -200,7 +200,7 @@ def unchecked(run: Run, ranked: list[Predicted], why: str) -> list[Predicted]:
     """
     chosen = ((candidate, candidate.schedule) for candidate in ranked)
     trusted = [c for c, s in chosen if not s.variance.looks_once and s.softmax is Softmax.TWO_PASS]
-    run.note(f"not verified, and only methods that look at a row twice were considered: {why}")
+    run.note(f"not verified, and only methods that go over a row twice were considered: {why}")
     if not trusted:
-        raise NothingValidError("no schedule that looks at a row twice is among those compiled", received=why)
+        raise NothingValidError("no schedule that goes over a row twice is among those compiled", received=why)
     return trusted

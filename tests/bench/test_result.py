@@ -69,7 +69,7 @@ def test_chains_are_compared_beside_prices_and_what_was_timed_alone_has_none(fou
     assert figures["geometric_mean_to_roof"] == pytest.approx(1.016, abs=0.02)
     assert found.mean_to_roofs()["elementwise"] == pytest.approx(1.016, abs=0.02)
     assert f"{found.mean_to_roofs()['copy']:.3f} x copy" in results_text(found)
-    assert "what a kernel adds to a chain" in results_text(found)
+    assert "marginal time: what a kernel adds to the time" in results_text(found)
 
 
 def test_a_file_of_older_results_is_read_as_timed_alone(found: Results) -> None:
@@ -86,7 +86,7 @@ def test_a_file_of_older_results_is_read_as_timed_alone(found: Results) -> None:
     assert (old.entries[0].ours.cost_us, old.entries[0].faster) == (old.entries[0].ours.us, old.entries[0].chain_faster)
     text = results_text(old)
     assert f"{old.entries[0].ours.us:.2f} alone" in text
-    assert "what a kernel adds to a chain" not in text
+    assert "marginal time: what a kernel adds to the time" not in text
     data["entries"][0]["cache"] = "warm"
     with pytest.raises(UsageError, match="a results file is"):
         from_json(json.dumps(data))

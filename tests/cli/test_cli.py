@@ -228,7 +228,7 @@ def test_space_counts_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
     plain = run(capsys, "space", *problem)[1]
     why = run(capsys, "space", *problem, "--why")[1]
     found = json.loads(run(capsys, "space", *problem, "--json")[1])
-    assert f"{found['legal']} legal schedules, {found['refused']} points refused" in plain
+    assert f"{found['legal']} legal schedules, {found['refused']} other combinations refused" in plain
     assert found["refused"] == sum(r["count"] for r in found["refusals"])
     assert why.startswith(plain)
     assert all(r["reason"] in why for r in found["refusals"])

@@ -57,13 +57,14 @@ def test_figures_have_four_digits_and_no_exponent(value: float | None, text: str
 
 def test_the_result_says_shape_times_roof_and_where_everything_is() -> None:
     lines = result_text(RESULT).splitlines()
-    assert lines[0] == "layernorm forward f32 on NVIDIA H200: rows = 8192, cols = 768, timed fresh"
+    asked, timed = "rows = 8192, cols = 768", "with its main input in L2, between plain kernels (fresh)"
+    assert lines[0] == f"layernorm forward f32 on NVIDIA H200: {asked}, timed {timed}"
     best = next(line for line in lines if line.startswith("best"))
     assert best.split()[:6] == ["best", "14.02", "13.97", "14.07", "3590", "97.7"]
     assert best.endswith("threads_per_row=64 vector=4")
-    assert next(line for line in lines if line.startswith("roof")).split()[:2] == ["roof", "13.70"]
+    assert next(line for line in lines if line.startswith("roofline")).split()[:2] == ["roofline", "13.70"]
     text = "\n".join(lines)
-    assert "1.023 x the roof of this run, 1.50 x as fast as the default schedule, noise floor 1.00 %" in text
+    assert "1.023 x the roofline of this run, 1.50 x as fast as the default schedule, noise floor 1.00 %" in text
     assert "/runs/1/winner.jsonl" in text
     assert "/runs/1/layernorm_fwd_f32_sm90.cu" in text
     assert "60 ok, 4 wrong_result (search 12.3 s)" in text
@@ -75,10 +76,10 @@ def test_a_prediction_says_so_and_shows_no_roof() -> None:
     text = result_text(replace(RESULT, record=guess, default=None, finalists=(guess,)))
     assert "(predicted, not measured)" in text
     assert "predicted, not measured: compiled for sm_90" in text
-    assert not any(line.startswith("roof") for line in text.splitlines())
+    assert not any(line.startswith("roofline") for line in text.splitlines())
     assert next(line for line in text.splitlines() if line.startswith("best")).split()[1:3] == ["13.20", "3813"]
     assert text.splitlines()[2].split() == ["predicted", "µs", "GB/s", "registers", "schedule"]
-    assert "price" not in text
+    assert "marginal" not in text
 
 
 def test_beside_a_prediction_stands_the_measured_record_that_ships_for_the_question() -> None:
@@ -92,7 +93,7 @@ def test_beside_a_prediction_stands_the_measured_record_that_ships_for_the_quest
     guess = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, predicted_us=13.2)
     found = replace(RESULT, record=guess, default=None, finalists=(guess,), ships=ours)
     text = result_text(found)
-    assert f"measured    {figure(ours.record.cost_us)} µs price on NVIDIA H200: {ours.record.schedule}\n" in text
+    assert f"measured    {figure(ours.record.cost_us)} µs marginal on NVIDIA H200: {ours.record.schedule}\n" in text
     assert f"ships with normgen, in {ours.header}\n" in text
     assert found.as_dict()["ships"] == {"record": ours.record.as_dict(), "header": str(ours.header)}
     assert replace(found, ships=None).as_dict()["ships"] is None
@@ -114,7 +115,7 @@ def test_the_progress_line_has_trials_best_bandwidth_roof_and_time_left() -> Non
         trials=48, trials_max=128, best="vector=4", best_us=14.0, roof_us=13.7, bytes=50_331_648, left_s=31.4
     )
     assert progress_line("search", standing) == (
-        "search  48/128 trials  best 14.00 µs  3595 GB/s  97.9 % of roof  31 s left  vector=4"
+        "search  48/128 trials  best 14.00 µs  3595 GB/s  97.9 % of roofline  31 s left  vector=4"
     )
     assert progress_line("compile", None) == "compile"
     begun = Standing(trials=0, trials_max=40, left_s=58.6)
@@ -142,18 +143,23 @@ def test_a_result_in_place_begins_with_its_price_and_the_chains_and_ends_with_wh
     default = replace(DEFAULT, chain_us=base, price_us=Price(median=15.03, low=15.0, high=15.1), alone_us=13.0)
     lines = result_text(replace(RESULT, record=best, default=default, finalists=(best, default))).splitlines()
     head = next(line for line in lines if "registers" in line)
-    assert head.split()[:8] == ["price", "µs", "low", "high", "T", "µs", "T0", "µs"]
+    assert head.split()[:8] == ["marginal", "µs", "low", "high", "T", "µs", "T0", "µs"]
     row = next(line for line in lines if line.startswith("best"))
     assert row.split()[1:6] == ["8.020", "7.990", "8.050", "14.02", "6.000"]
     assert row.split()[8:10] == ["32", "7.500"]
-    roof = next(line for line in lines if line.startswith("roof"))
-    assert (roof.split()[:2], roof.split()[-1]) == (["roof", "7.000"], "elementwise")
+    roof = next(line for line in lines if line.startswith("roofline"))
+    assert (roof.split()[:2], roof.split()[-1]) == (["roofline", "7.000"], "elementwise")
     text = "\n".join(lines)
-    assert "1.146 x the roof of this run, 1.114 x its memcpy node, 1.87 x as fast as the default schedule" in text
+    assert "1.146 x the roofline of this run, 1.114 x its memcpy node, 1.87 x as fast as the default schedule" in text
     assert "(the whole chain 1.50 x)" in text
+    assert (
+        "  marginal time: what a kernel adds to the time of the two kernels around it: T - T0, median over interleaved"
+        in lines
+    )
+    assert sum(line.startswith(("  chain: ", "  roofline: ", "  alone: ")) for line in lines) == 3
     alone = replace(BEST, place=Place(context=Context.ALONE, setting=Setting.HOT))
     lines = result_text(replace(RESULT, record=alone, default=None, finalists=(alone,))).splitlines()
-    assert lines[0].endswith("timed hot alone")
+    assert lines[0].endswith("timed with everything in L2, back to back with itself (hot alone)")
     assert any(line.split()[:2] == ["alone", "µs"] for line in lines)
 
 

@@ -114,7 +114,7 @@ def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows: int, knobs
     ("op", "asked", "knobs", "reason"),
     [
         ("rmsnorm", {"shape": "4096x1024", "direction": "backward"}, {"columns": Columns.ATOMIC}, "blocks of one tile"),
-        ("adaln", {"shape": "4x64x256", "direction": "backward"}, {"persistent": 1}, "a batch are walked"),
+        ("adaln", {"shape": "4x64x256", "direction": "backward"}, {"persistent": 1}, "a batch are taken"),
     ],
 )
 def test_what_takes_rows_in_its_own_order_is_refused(

@@ -160,7 +160,7 @@ def test_lanes_of_several_rows_enter_the_branch_together(name: str, votes: bool)
         ({"threads_per_row": 64, "rows_per_block": 2}, "rows that share a block's barriers"),
         ({"threads_per_row": 256, "rows_per_block": 2, "reduce_with": "shared_tree"}, "rows that share a block's"),
         ({"threads_per_row": 8, "rows_per_block": 16, "reduce_with": "shared_tree"}, "rows that share a block's"),
-        ({"threads_per_row": 128, "cluster": 2, "persistent": 1}, "clusters that walk rows count every exchange"),
+        ({"threads_per_row": 128, "cluster": 2, "persistent": 1}, "clusters that loop over rows count every exchange"),
     ],
 )
 def test_a_branch_that_others_wait_behind_is_refused(knobs: dict[str, Any], says: str) -> None:

@@ -86,7 +86,8 @@ class Site:
 
     @property
     def pages(self) -> list[str]:
-        return sorted(page.name for page in self.folder.glob("*.html") if page.stem != "404")
+        found = [*self.folder.glob("*.html"), *self.folder.glob("ladders/*.html")]
+        return sorted(str(page.relative_to(self.folder)) for page in found if page.stem != "404")
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -121,7 +122,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_every_page_of_the_docs_is_a_page_of_the_site(site: Site) -> None:
-    expected = {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    expected = {str(page.relative_to(docs).with_suffix(".html")) for page in docs.rglob("*.md")}
     outside = {"index.html", "contributing.html", "changelog.html", "security.html", "examples.html"}
     assert set(site.pages) == expected | outside
 

@@ -241,7 +241,7 @@ def test_the_page_has_every_rung_and_a_difference_names_no_kernel() -> None:
     ladder = load_ladder("rmsnorm")
     found = climb(replace(ladder, rungs=ladder.rungs[:2]), Ground(device=H200, place=ALONE), rungs=["bn_bk"])
     text = page([(ladder, found)])
-    assert all(f"### rmsnorm/{rung.name}: {rung.title}" in text for rung in ladder.rungs)
+    assert all(f"## rmsnorm/{rung.name}: {rung.title}" in text for rung in ladder.rungs)
     first = ladder.rungs[0]
     kernels = [own_text(parts_of(ladder, first, block, H200)[0].module) for block in first.blocks[:2]]
     assert kernels[0].startswith("struct Cols")
@@ -324,7 +324,8 @@ def test_without_a_gpu_the_measured_table_that_ships_stands_beside_the_predictio
     code, out, _ = run(capsys, "ladder", "layernorm", "--rung", "v1", "--device", "cpu")
     assert code == 0
     predicted, title, measured = out.partition(
-        "\nmeasured: layernorm forward 8192 x 768 f32 on NVIDIA H200, cold alone, as it ships with normgen\n"
+        "\nmeasured: layernorm forward 8192 x 768 f32 on NVIDIA H200, "
+        "with nothing in L2, back to back with itself (cold alone), as it ships with normgen\n"
     )
     assert title
     assert "predicted µs" in predicted
@@ -343,11 +344,11 @@ def test_a_record_that_is_behind_the_default_says_why() -> None:
     ladder = load_ladder("layernorm")
     found = shipped_climb(ladder, H200)
     assert found is not None
-    said = "record is behind default here: it was tuned fresh, and these times are cold alone; "
+    said = "record is slower than default here: it was tuned with its main input in L2, between plain kernels (fresh), "
     assert why_behind(ladder, found).startswith(said)
     assert said in climb_text(ladder, found)
     assert said in page([(ladder, found)])
     predicted = why_behind(ladder, replace(found, measured=False))
-    assert predicted == "record is behind default by the cost model's word alone, which is no measurement"
+    assert predicted == "record is slower than default by the cost model, which is no measurement"
     ahead = replace(found, rungs=tuple(rung for rung in found.rungs if rung.name != "default"))
     assert why_behind(ladder, ahead) == ""

@@ -12,6 +12,7 @@ from normgen.bench.result import from_json
 from normgen.cpu import find_compiler
 from normgen.device import Device, target
 from normgen.errors import UsageError
+from normgen.ladder.rungs import list_ladders
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -19,7 +20,17 @@ from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import adopt
 from normgen.report.picture import dots_of, svg
-from normgen.report.readme import DOCUMENTS, PARTS, PICTURE, ROOT, derived, rendered, results_part
+from normgen.report.readme import (
+    DOCUMENTS,
+    LADDERS,
+    PARTS,
+    PICTURE,
+    ROOT,
+    derived,
+    ladder_pages,
+    rendered,
+    results_part,
+)
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE, Knob
 from normgen.spec.reader import load, parse
@@ -35,6 +46,17 @@ def test_the_derived_parts_are_what_the_code_and_the_records_say() -> None:
             assert rendered(text) == text, "run: python -m normgen.report.readme"
         found += re.findall(r"<!-- derived: (\w+) -->", text)
     assert sorted(found) == sorted(PARTS)
+
+
+def test_every_ladder_has_a_page_that_is_derived_and_stands_in_the_index_and_the_menu() -> None:
+    pages = ladder_pages(ROOT)
+    assert {ROOT / name for name in pages} == set((ROOT / LADDERS).glob("*.md"))
+    index, menu = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/ladder.md", "mkdocs.yml"))
+    for name, text in pages.items():
+        assert (ROOT / name).read_text(encoding="utf-8") == text, "run: python -m normgen.report.readme"
+        assert f"]({name.removeprefix('docs/')})" in index
+        assert f": {name.removeprefix('docs/')}\n" in menu
+    assert {Path(name).stem for name in pages} == set(list_ladders())
 
 
 def test_an_unknown_part_is_an_error() -> None:
@@ -108,12 +130,14 @@ def test_every_spec_of_the_language_s_page_has_a_kernel(text: str) -> None:
         assert emit(backward, default_schedule(backward, target("h200"))).text
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_readme_is_short_and_names_every_page() -> None:
     assert len(README.splitlines()) <= 250
-    assert {page.name for page in PAGES[1:]} <= set(re.findall(r"([\w-]+\.md)\)", README))
+    assert {page.name for page in PAGES[1:] if page.parent.name != Path(LADDERS).name} <= set(
+        re.findall(r"([\w-]+\.md)\)", README)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

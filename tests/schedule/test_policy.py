@@ -36,7 +36,7 @@ BACKWARD = {"shape": "4096x1024", "dtype": "bf16", "direction": "backward"}
 NOT_SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("layernorm", SHORT, HELD | {"vector": 2}, "accesses below 8 bytes"),
     ("layernorm", SHORT, HELD | {"threads_per_row": 4, "rows_per_block": 8}, "more than 256 bytes of a row"),
-    ("layernorm", SHORT, HELD | {"hold": "reload"}, "read again for every look"),
+    ("layernorm", SHORT, HELD | {"hold": "reload"}, "read again for every pass"),
     ("layernorm", SHORT, HELD | {"hold": "shared"}, "that wait in shared memory"),
     ("layernorm", SHORT, HELD | {"reduce_with": "shared_tree"}, "with other trees than shuffles"),
     ("layernorm", SHORT, HELD | {"persistent": 16}, "a persistent grid of aligned rows"),

@@ -164,11 +164,11 @@ REFUSED = [
     ({"threads_per_row": 16}, {}, "whole warps"),
     ({"threads_per_row": 64, "vector": 4}, {"shape": "8x128"}, "would own no vector"),
     ({"threads_per_row": 8, "rows_per_block": 16, **PEELED}, ODD_ROWS, "need a lane each"),
-    ({"threads_per_row": 64, "cluster": 2, "persistent": 1, **PEELED}, ODD_ROWS, "rows would shift from trip to trip"),
+    ({"threads_per_row": 64, "cluster": 2, "persistent": 1, **PEELED}, ODD_ROWS, "from iteration to iteration"),
     ({"threads_per_row": 512, "vector": 4, "hold": "shared"}, {"shape": "8x57344"}, "need 229376 bytes of shared"),
     ({"stages": 2, "hold": "shared", "persistent": 1}, {}, "the next row travels in registers"),
     ({"cluster": 2, "threads_per_row": 64, "reduce_with": "cooperative_groups"}, {}, "clusters combine with shuffles"),
-    ({"cluster": 2, **AHEAD, "reduce_with": "short_chains"}, {}, "short_chains where they walk no rows"),
+    ({"cluster": 2, **AHEAD, "reduce_with": "short_chains"}, {}, "short_chains in a grid without a row loop"),
     (
         {"threads_per_row": 64, "rows_per_block": 2, "reduce_with": "short_chains"},
         {},

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from normgen.ladder.climb import UNCHECKED, WRONG, Climb, Climbed, Launch, why_behind
 from normgen.ladder.rungs import Ladder
+from normgen.records.place import place_of
 from normgen.text import figure, table
 from normgen.tuning.result import NOT_MEASURED
 
@@ -21,7 +22,12 @@ def list_text(ladders: Iterable[Ladder]) -> str:
             state = f" (not in the language: {rung.missing})" if rung.missing else ""
             lines.append(f"  {rung.name.ljust(width)}  {rung.title}{state}")
         lines.append("")
-    return "\n".join([*lines, "normgen ladder NAME climbs one; --schedule layernorm/v3 starts from a rung anywhere"])
+    return "\n".join(
+        [
+            *lines,
+            "normgen ladder NAME proves and times each; --schedule layernorm/v3 starts from one anywhere",
+        ]
+    )
 
 
 def climb_text(ladder: Ladder, found: Climb, measured: Climb | None = None) -> str:
@@ -31,14 +37,20 @@ def climb_text(ladder: Ladder, found: Climb, measured: Climb | None = None) -> s
     """
     source = ladder.source
     times = "" if found.measured else f" ({NOT_MEASURED})"
-    lines = [f"{ladder.name}: {ladder.summary}", f"{found.problem} on {found.device}, {found.place}{times}"]
+    lines = [
+        f"{ladder.name}: {ladder.summary}",
+        f"{found.problem} on {found.device}, {place_of(found.place).words}{times}",
+    ]
     where = f", on a {source.gpu}" if source.gpu else ""
     lines.append(f"source: {source.title}{where}. {source.note}".rstrip())
     lines += _times(ladder, found)
     if measured is not None:
         names = [rung.name for rung in found.rungs]
         shown = replace(measured, rungs=tuple(rung for rung in measured.rungs if rung.name in names))
-        lines += ["", f"measured: {shown.problem} on {shown.device}, {shown.place}, as it ships with normgen"]
+        lines += [
+            "",
+            f"measured: {shown.problem} on {shown.device}, {place_of(shown.place).words}, as it ships with normgen",
+        ]
         lines += _times(ladder, shown)
     lines += [""] + [f"{r.name}: {r.state}: {r.reason}" for r in found.rungs if r.reason]
     wrong = [rung for rung in found.rungs if rung.state == WRONG]
@@ -75,7 +87,7 @@ def _rungs_table(ladder: Ladder, found: Climb) -> str:
                 figure(block.gb_per_s if block else None),
                 figure(source_first / ms if ms and source_first else None, 3),
             ]
-        rows.append([*row, rung.title])
+        rows.append([*row, known[rung.name].title if rung.name in known else rung.title])
     return table([*head, "idea"], rows)
 
 

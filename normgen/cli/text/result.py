@@ -11,10 +11,11 @@ from normgen.export import Ships
 from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, Comparison
 from normgen.records.record import Record
 from normgen.records.verified import told
-from normgen.text import figure, filled, table
+from normgen.text import figure, filled, legend, table
 from normgen.tuning.progress import Standing
 from normgen.tuning.result import NOT_MEASURED, Result
 
+PHASES = {"roof": "roofline"}  # of a run, as they are printed
 LEFT_OUT = "left out: "  # how a note about a kernel that failed begins
 
 
@@ -23,10 +24,11 @@ def result_text(result: Result, said: Collection[str] = ()) -> str:
     record, problem = result.record, result.problem
     title = f"{problem.spec.name} {problem.direction.value} {problem.dtype} on {result.device.name}"
     inner = f", inner = {problem.inner}" if problem.inner else ""
-    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}{inner}, timed {record.place}"]
+    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}{inner}, timed {record.place.words}"]
     if not result.measured:
         lines[0] += f" ({NOT_MEASURED})"
-    lines += ["", _times_table(result), ""]
+    times = _times_table(result)
+    lines += ["", times, *legend(times), ""]
     lines.append(_verdict(result))
     lines += _ships(result.ships) if result.ships else []
     lines += [f"verified    {text}" for text in told([record.verified])]
@@ -41,12 +43,12 @@ def result_text(result: Result, said: Collection[str] = ()) -> str:
 
 def _times_table(result: Result) -> str:
     record = result.record
-    timed = "price µs" if record.chain_us else "alone µs" if record.is_alone else "µs"
+    timed = "marginal µs" if record.chain_us else "alone µs" if record.is_alone else "µs"
     cost = timed if record.measured else "predicted µs"
     chain = ("T µs", "T0 µs") if record.chain_us else ()
     alone = ("alone µs",) if record.alone_us else ()
     rate = ("TFLOP/s",) if record.flops else ()
-    header = ("", cost, "low", "high", *chain, "GB/s", *rate, "% of roof", "registers", *alone, "schedule")
+    header = ("", cost, "low", "high", *chain, "GB/s", *rate, "% of roofline", "registers", *alone, "schedule")
     shown = [("best", record), *([("default", result.default)] if result.default is not None else [])]
     shown += [("", r) for r in [r for r in result.finalists if r not in (record, result.default)][:3]]
     rows = [_row(name, one, chain=bool(chain), alone=bool(alone)) for name, one in shown]
@@ -55,7 +57,7 @@ def _times_table(result: Result) -> str:
         family = next((name for name, us in record.roofs_us.items() if us == roof), "copy")
         blank = [""] * len((*chain, "low", "high"))
         rates = [figure(record.bytes / roof / 1e3), *([figure(record.flops / roof / 1e6)] if rate else [])]
-        rows.append(["roof", figure(roof), *blank, *rates, "100", "", *([""] * len(alone)), family])
+        rows.append(["roofline", figure(roof), *blank, *rates, "100", "", *([""] * len(alone)), family])
     return filled(header, rows)
 
 
@@ -84,7 +86,7 @@ def _verdict(result: Result) -> str:
         return f"{NOT_MEASURED}: compiled for {result.device.sm}, ranked by the cost model"
     parts = []
     if record.cost_us and record.roof_us:
-        parts.append(f"{record.cost_us / record.roof_us:.3f} x the roof of this run")
+        parts.append(f"{record.cost_us / record.roof_us:.3f} x the roofline of this run")
     if record.to_copy:
         parts.append(f"{record.to_copy:.3f} x its memcpy node")
     if record.cost_us and record.default_cost_us:
@@ -101,14 +103,14 @@ def _verdict(result: Result) -> str:
 def _ships(ships: Ships) -> list[str]:
     """The measured record of the very question, where nothing was measured here: it is the better choice."""
     record = ships.record
-    cost = "alone" if record.is_alone else "price"
+    cost = "alone" if record.is_alone else "marginal"
     lines = [f"measured    {figure(record.cost_us)} µs {cost} on {record.device['name']}: {record.schedule}"]
     return [*lines, f"            ships with normgen, in {ships.header or ships.records}"]
 
 
 def _effort(result: Result) -> str:
     counts = ", ".join(f"{n} {name}" for name, n in result.counts.items())
-    seconds = ", ".join(f"{name} {s:.1f} s" for name, s in result.phases_s.items())
+    seconds = ", ".join(f"{PHASES.get(name, name)} {s:.1f} s" for name, s in result.phases_s.items())
     return f"tried       {counts} ({seconds})"
 
 
@@ -150,7 +152,7 @@ class Terminal(LiveLine):
         self._standing: Standing | None = None
 
     def phase(self, name: str) -> None:
-        self._phase = name
+        self._phase = name = PHASES.get(name, name)
         self._standing = None  # counts are of a phase
         if self._live is None:
             print(f"{name} ...", file=sys.stderr, flush=True)
@@ -172,14 +174,14 @@ class Terminal(LiveLine):
 
 
 def progress_line(phase: str, standing: Standing | None) -> str:
-    """`search  48/128 trials  best 14.02 µs  3595 GB/s  97.7 % of roof  31 s left  threads_per_row=64 ...`"""
+    """`search  48/128 trials  best 14.02 µs  3595 GB/s  97.7 % of roofline  31 s left  threads_per_row=64 ...`"""
     if standing is None:
         return phase
     parts = [phase, f"{standing.trials}/{standing.trials_max} trials"]
     if standing.best_us is not None:
         parts += [f"best {figure(standing.best_us)} µs", f"{figure(standing.gb_per_s)} GB/s"]
     if standing.percent_of_roof is not None:
-        parts.append(f"{figure(standing.percent_of_roof, 3)} % of roof")
+        parts.append(f"{figure(standing.percent_of_roof, 3)} % of roofline")
     return "  ".join([*parts, f"{standing.left_s:.0f} s left", standing.best]).rstrip()
 
 

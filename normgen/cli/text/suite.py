@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normgen.cli.text.result import LiveLine
-from normgen.text import figure, table
+from normgen.text import figure, legend, table
 from normgen.tuning.result import NOT_MEASURED
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _outcome(facts: Mapping[str, Any]) -> str:
         return "failed: " + str(facts["reason"]).splitlines()[0]
     parts = [f"{figure(facts['us'])} µs"]
     if facts["percent_of_roof"]:
-        parts.append(f"{figure(facts['percent_of_roof'], 3)} % of roof")
+        parts.append(f"{figure(facts['percent_of_roof'], 3)} % of roofline")
     parts += [] if facts["measured"] else [NOT_MEASURED]
     return "  ".join([*parts, f"{facts['seconds']:.1f} s"])
 
@@ -92,5 +92,6 @@ def suite_text(result: SuiteResult) -> str:
     tail = f"{done} tuned, {len(result.failed)} failed, {left} left; {result.workers} workers, {result.wall_s:.1f} s"
     if result.interrupted:
         tail += "; interrupted: --resume goes on"
-    cost = "price µs" if is_measured else "predicted µs"
-    return "\n".join([head, "", table(("problem", cost, "GB/s", "% of roof", "schedule"), rows), "", tail])
+    cost = "marginal µs" if is_measured else "predicted µs"
+    times = table(("problem", cost, "GB/s", "% of roofline", "schedule"), rows)
+    return "\n".join([head, "", times, *legend(times), "", tail])

@@ -30,9 +30,9 @@ function method() {
   const facts = [
     "Every kernel was compared with a float64 reference before it was timed; a wrong one is a failure, never a time.",
     "A time is the median of replays of a graph of many chains, or launches. Candidates are interleaved replay by replay, and divided by the drift of a fixed kernel.",
-    "In place, a kernel runs between a producer and a consumer, as in a model. Its price is what it adds to the time of these two. Figures marked alone are of the kernel behind itself, where early launches overlap it with its own copy: they rank kernels differently.",
+    "In place, a kernel runs between a producer and a consumer, as in a model. Its marginal time is what it adds to the time of these two (`price` in headers and records). Figures marked alone are of the kernel behind itself, where early launches overlap it with its own copy: they rank kernels differently.",
     "Fresh: the producer has just written the main input, everything else comes from DRAM. Cold: everything does. Hot: all is in L2.",
-    "The roof is the best of several hand-written kernels that move the same bytes, priced in the same run. It is a measurement too: a kernel may come out a little above 100 %.",
+    "The roofline is the best of several hand-written kernels that move the same bytes, timed in the same run. It is a measurement too: a kernel may come out a little above 100 %.",
     "Winners were timed again with their rivals and the default in one interleaved run. The noise floor is a kernel against itself; a difference below it is a tie.",
   ];
   if (rows.some((row) => row.predicted)) {

@@ -42,7 +42,7 @@ function drawStrip(host, one, share) {
     .filter((trial) => trial.outcome !== "ok" && trial.codes[column] === code).length);
   const all = times.flat(), low = Math.min(...all), high = Math.max(...all);
   const y = logScale(low * 0.97, high * 1.03, box);
-  yAxis(box, y, y.ticks, "price, µs (log)");
+  yAxis(box, y, y.ticks, "marginal time, µs (log)");
   box.root.append(svg("line", { class: "axis", x1: box.x0, x2: box.x1, y1: box.y0, y2: box.y0 }));
   const band = (box.x1 - box.x0) / values.length, narrow = band < 95;
   values.forEach((value, code) => {

@@ -10,7 +10,7 @@ function drawPeers() {
     return make("td", { class: "n", title: peer.why || `${figures(peer.us)} µs` }, text);
   };
   byId("peers").replaceChildren(
-    make("thead", {}, make("tr", {}, ...["entry", "suite", "our price µs", ...names].map((name, i) =>
+    make("thead", {}, make("tr", {}, ...["entry", "suite", "our marginal µs", ...names].map((name, i) =>
       make("th", { scope: "col", class: i > 1 ? "n" : "" }, name)))),
     make("tbody", {}, ...[...shown].sort((a, b) => least(a) - least(b)).map((one) => make("tr", {},
       make("td", {}, one.label), make("td", {}, one.suite), make("td", { class: "n" }, figures(one.us)),

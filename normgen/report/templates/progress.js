@@ -6,8 +6,8 @@ const counts = (one, trial) => trial.outcome === (one.measured ? "ok" : "predict
 const fails = (trial) => trial.outcome !== "ok" && trial.outcome !== "predicted";
 const SCALES = {
   relative: { title: "time / best of the run", of: (us, one) => us / lowest(one), text: (v) => `${v.toFixed(3)}×` },
-  us: { title: "price, µs", of: (us) => us, text: (v) => `${figures(v)} µs` },
-  roof: { title: "% of roof", of: (us, one) => (one.roof_us ? (100 * one.roof_us) / us : null), text: percent },
+  us: { title: "marginal time, µs", of: (us) => us, text: (v) => `${figures(v)} µs` },
+  roof: { title: "% of roofline", of: (us, one) => (one.roof_us ? (100 * one.roof_us) / us : null), text: percent },
 };
 function lowest(one) { return one.best[one.best.length - 1]; }
 
@@ -143,6 +143,6 @@ function startProgress() {
     return make("label", {}, input, text);
   };
   byId("progress-controls").append(make("fieldset", {}, make("legend", {}, "Scale"),
-    radio("relative", "relative to the run's best"), radio("us", "µs"), radio("roof", "% of roof")));
+    radio("relative", "relative to the run's best"), radio("us", "µs"), radio("roof", "% of roofline")));
   redraws.push(drawProgress);
 }

@@ -11,7 +11,7 @@ function drawTiles() {
     tile("Problems with a winner", String(unique(winners.map((row) => COLUMNS[0].of(row))).length),
       unique(shown.map((row) => row.device)).join(", ")),
     tile("Candidates", tried.length.toLocaleString("en"), `${failed} failed`),
-    tile("% of roof, median winner", middle(roofs)?.toFixed(1) ?? "–",
+    tile("% of roofline, median winner", middle(roofs)?.toFixed(1) ?? "–",
       roofs.length ? `${Math.min(...roofs).toFixed(1)} to ${Math.max(...roofs).toFixed(1)}` : "no measured winner"),
     tile("Against the default, median", gains.length ? `${middle(gains).toFixed(2)}×` : "–",
       gains.length ? `${Math.min(...gains).toFixed(2)}× to ${Math.max(...gains).toFixed(2)}×` : "no default in the same run"));
@@ -22,7 +22,7 @@ function drawTiles() {
 }
 
 function startFilters() {
-  const titles = { op: "Operation", direction: "Direction", dtype: "Dtype", place: "Place" };
+  const titles = { op: "Operation", direction: "Direction", dtype: "Dtype", place: "L2 and context" };
   const everyone = [...data.series, ...data.finals, ...data.benches];
   byId("filters").append(...SHARED.map((name) => selectOf(name, titles[name], unique(everyone.map((one) => one[name])))),
     make("button", { type: "button", onclick: () => change({ ...DEFAULTS }) }, "Clear all filters"));

@@ -30,12 +30,12 @@ const COLUMNS = [
   { key: "problem", name: "problem", of: (r) => `${r.op} ${r.direction} ${r.dtype} ${shape(r)}` + (r.place === "fresh" ? "" : ` ${r.place}`),
     by: (r) => [r.op, r.direction, r.dtype, String(r.cols).padStart(9, "0"), String(r.rows).padStart(9, "0")].join(" "), css: "problem" },
   { key: "outcome", name: "outcome", of: badges, by: (r) => r.outcome },
-  { key: "us", name: "price µs", of: (r) => (r.us === null ? "–" : (r.predicted ? "≈ " : "") + figures(r.us) +
+  { key: "us", name: "marginal µs", of: (r) => (r.us === null ? "–" : (r.predicted ? "≈ " : "") + figures(r.us) +
     (/alone$/.test(r.place) ? " alone" : "")), by: (r) => r.us, css: "n" },
   { key: "chain", name: "chain µs", of: (r) => (r.chain === null ? "–" : r.chain.map(figures).join(" / ")),
     by: (r) => (r.chain === null ? null : r.chain[0]), css: "n" },
   { key: "gb", name: "GB/s", of: (r) => (r.gb === null ? "–" : (r.predicted ? "≈ " : "") + r.gb.toFixed(0)), by: (r) => r.gb, css: "n" },
-  { key: "roof", name: "% of roof", of: (r) => (r.roof === null ? "–" : r.roof.toFixed(1)), by: (r) => r.roof, css: "n" },
+  { key: "roof", name: "% of roofline", of: (r) => (r.roof === null ? "–" : r.roof.toFixed(1)), by: (r) => r.roof, css: "n" },
   { key: "gain", name: "vs default", of: (r) => (r.gain === null ? "–" : `${r.gain.toFixed(2)}×`), by: (r) => r.gain, css: "n" },
   { key: "registers", name: "registers", of: (r) => (r.registers === null ? "–" : String(r.registers)), by: (r) => r.registers, css: "n" },
   { key: "alone", name: "alone µs", of: (r) => (r.alone === null ? "–" : figures(r.alone)), by: (r) => r.alone, css: "n" },

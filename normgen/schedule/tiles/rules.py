@@ -38,7 +38,7 @@ def place(_: Problem, s: Schedule, __: Device) -> str | None:
             "a thread that reads what it multiplies reads it element by element: stages = 1, copy = direct, vector = 1"
         )
     if s.copy is Copy.BULK:
-        return "bulk copies move rows to slots as they are: copy = direct or cp_async"
+        return "bulk copies move rows to shared memory as they are: copy = direct or cp_async"
     if s.stages > 2 and s.copy is Copy.DIRECT:
         return "by way of registers one tile is on its way while another is multiplied: stages = 1 or 2"
     return None
@@ -108,7 +108,7 @@ def registers(problem: Problem, s: Schedule, device: Device) -> str | None:
 def shared(problem: Problem, s: Schedule, device: Device) -> str | None:
     used, limit = tile_problem_plan(problem, s).shared_bytes, device.shared_per_block
     if used > limit:
-        return f"the slots of a block need {used} bytes of shared memory; {device.name} has {limit}"
+        return f"the buffers of a block need {used} bytes of shared memory; {device.name} has {limit}"
     return None
 
 
