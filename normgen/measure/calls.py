@@ -76,6 +76,7 @@ GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the
 FAR = 1 << 31  # elements: more than an int counts
 PRODUCTS = 8  # that take the time of one element of rows
 TERMS = 32  # of a reference of a product that take the time of one element of a matrix that is drawn
+BEYOND_ELEMENTS = 1 << 13  # of a call whose results come to the largest number: some land just behind it
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
 WIDE_ELEMENTS = 1 << 19  # of two rows of each family: 62 of 8192 columns
@@ -184,7 +185,7 @@ class Call:
         inputs = self._inputs(seed, self.scalars)
         if self.tied is not None:
             name, number, step = self.tied
-            value = tied_value(self.problem.spec, name, draws(inputs, number) + step)
+            value = tied_value(self.problem.spec, name, draws(inputs, number) + step, is_small=step > 0)
             inputs = self._inputs(seed, {**self.scalars, name: value})
         if self.not_finite and inputs.arrays[self.not_finite].ndim == 1:
             spoilt = inputs.arrays[self.not_finite]
@@ -341,8 +342,12 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for name in _spoilt(problem):
         yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
+    families = families_of(problem)  # where they can stand in one call, in the columns behind the last whole vector too
     for cols in _other_cols(problem, module):
-        yield at(ragged, f"at {cols} cols", cols=cols)
+        if problem.sums_rows or cols > problem.cols:
+            yield at(ragged, f"at {cols} cols", cols=cols)
+        else:
+            yield at(max(ragged, 2 * len(families)), f"at {cols} cols", cols=cols, families=None)
         for nulls in _nulls(problem)[-1:]:
             yield at(ragged, f"at {cols} cols with null {' and '.join(nulls)}", cols=cols, nulls=nulls)
         for absent in _null_inputs(problem)[-1:]:
@@ -354,7 +359,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(ragged, f"with a random number {said}", tied=(name, number, step))
     if sizes := beyond_stored(problem):
         said = " and ".join(f"{name} of {size:.3g}" for name, size in sizes.items())
-        rows = max(ragged, 2 * len(BEYOND))
+        rows = max(ragged, 2 * len(BEYOND), BEYOND_ELEMENTS // problem.cols)
         yield at(rows, f"with {said}", sizes=sizes, families=BEYOND if normal else None)
     if problem.rows_per_batch:
         for per_batch in dict.fromkeys((1, tile + 1, ragged)):

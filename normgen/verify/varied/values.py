@@ -125,6 +125,7 @@ INDICES: dict[str, Callable[[int], float]] = {
     "0": lambda _: 0.0,
     "cols-1": lambda cols: cols - 1.0,
     "cols": lambda cols: float(cols),
+    "2^16": lambda _: 2.0**16,
     "2^31": lambda _: 2.0**31,
     "2^40": lambda _: 2.0**40,
     "-2^63": lambda _: -(2.0**63),
@@ -296,10 +297,9 @@ def _others(default: float) -> tuple[float, ...]:
     if size < TINY_DEFAULT:
         small, large = LARGE_SCALARS
         return tuple(sign * v for v in (small, large, large * SPREAD, math.sqrt(size * small)))
-    spread = (sign * size / SPREAD, sign * size * SPREAD)
     if size < 1:
-        return sign * (1 + size) / 2, sign * size / 2, -default, *spread
-    return sign * size / 2, sign * size * 2, -sign * size / 2, *spread
+        return sign * (1 + size) / 2, sign * size / 2, -sign * (1 + size), sign * size / SPREAD, sign * size * SPREAD
+    return sign * size / 2, sign * size * 2, -sign * size * 2, sign * size / SPREAD / 8, sign * size * SPREAD
 
 
 def combinations(values: Mapping[str, tuple[float, ...]]) -> list[dict[str, float]]:
