@@ -125,6 +125,7 @@ INDICES: dict[str, Callable[[int], float]] = {
     "0": lambda _: 0.0,
     "cols-1": lambda cols: cols - 1.0,
     "cols": lambda cols: float(cols),
+    "2^30": lambda _: 2.0**30,
     "2^31": lambda _: 2.0**31,
     "2^40": lambda _: 2.0**40,
     "-2^63": lambda _: -(2.0**63),
@@ -138,7 +139,8 @@ def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
         if tensor.name == first:
             kinds = []
         elif is_index(tensor):
-            known = (name for name, value in INDICES.items() if _fits(tensor.dtype, value(problem.cols)))
+            known = [name for name, value in INDICES.items() if _fits(tensor.dtype, value(problem.cols))]
+            known = [name for name in known if name != "2^30" or "2^31" not in known]  # the largest that is one
             kinds = [*known, *compared_scalars(problem.spec).get(tensor.name, ())]
         elif tensor.dtype.least >= 0:  # scales without sign or zero
             kinds = ["huge"]
@@ -154,12 +156,11 @@ def spread_families(families: Collection[str]) -> tuple[str, ...]:
     """Those of a problem's rows that tell further values of scalars: an eps in tiny ones, a limit at itself.
 
     A scale of the other sign shows in rows far from 0 on one side, where a maximum is a minimum; and labels are what a
-    scalar says.
+    scalar says. Of coarse dtypes only `sparse_steps` is so far from 0 that exponentials about its minimum overflow.
     """
     known = {"", *EXTREMES, *INDICES}
-    told = [
-        name for name in families if name in (ORDINARY, "tiny", "large_mean") or name.partition(" ")[2] not in known
-    ]
+    own = (ORDINARY, "tiny", "large_mean", "sparse_steps")
+    told = [name for name in families if name in own or name.partition(" ")[2] not in known]
     return tuple(told or families)
 
 
@@ -296,7 +297,7 @@ def _others(default: float) -> tuple[float, ...]:
     if size < TINY_DEFAULT:
         small, large = LARGE_SCALARS
         return tuple(sign * v for v in (small, large, large * SPREAD, math.sqrt(size * small)))
-    spread = (sign * size / SPREAD, sign * size * SPREAD)
+    spread = (sign * min(size, 1.0) / SPREAD, sign * size * SPREAD)  # a small one is so beside 1
     if size < 1:
         return sign * (1 + size) / 2, sign * size / 2, -default, *spread
     return sign * size / 2, sign * size * 2, -sign * size / 2, *spread
