@@ -276,12 +276,12 @@ def behind_vectors(problem: Problem, module: Module) -> Problem:
         return problem
     step = 1 + problem.cols % 2
     cols = max(1, problem.cols - step) if module.workspace.column else problem.cols + step
-    return replace(problem, cols=cols, pitch=_pitch_of(problem, cols))
+    return _of_cols(problem, cols)
 
 
-def _pitch_of(problem: Problem, cols: int) -> int:
-    """A pitch of so many columns with the alignments of the problem's own."""
-    return cols + (problem.pitch - cols) % PITCH_STEP
+def _of_cols(problem: Problem, cols: int) -> Problem:
+    """Of so many columns, at a pitch with the alignments of the problem's own."""
+    return replace(problem, cols=cols, pitch=cols + (problem.pitch - cols) % PITCH_STEP)
 
 
 def full_rows(problem: Problem) -> int:
@@ -323,7 +323,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         is_tied: bool = False,
     ) -> Call:
         asked = with_null(problem, absent) if absent else problem
-        shaped = (asked if cols == problem.cols else replace(asked, cols=cols, pitch=_pitch_of(problem, cols))).with_rows(rows)
+        shaped = (asked if cols == problem.cols else _of_cols(asked, cols)).with_rows(rows)
         here = {tensor.name for tensor in shaped.tensors}
         nulls = (*nulls, *(tensor.name for tensor in problem.tensors if tensor.name not in here))
         shaped = replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch)
@@ -361,7 +361,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
     for number, cols in enumerate(_other_cols(problem, module)):
         if number == 0:  # as few as that have every family: the plain call's columns may be whole vectors
-            few = max(ragged, family_rows(replace(problem, cols=cols, pitch=_pitch_of(problem, cols))))
+            few = max(ragged, family_rows(_of_cols(problem, cols)))
             yield at(few, f"at {cols} cols with all families of rows", cols=cols, families=None)
         else:
             yield at(ragged, f"at {cols} cols", cols=cols)
@@ -376,7 +376,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(ragged, f"with a random number {said}", tied=(name, number, step))
     if sizes := beyond_stored(problem):
         said = " and ".join(f"{name} of {size:.3g}" for name, size in sizes.items())
-        rows = max(ragged, 2 * len(BEYOND), FEW_ELEMENTS // problem.cols)  # some are within 1/1000 of the largest number
+        rows = max(ragged, 2 * len(BEYOND), FEW_ELEMENTS // problem.cols)  # some are within 0.1 % of the largest number
         yield at(rows, f"with {said}", cols=odd, sizes=sizes, families=BEYOND if normal else None)
     if problem.rows_per_batch:
         for per_batch in dict.fromkeys((1, tile + 1, ragged)):
