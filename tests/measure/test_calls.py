@@ -355,6 +355,25 @@ ORDINARILY_RIGHT = {
         "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)",
         "cols with null weight and bias",
     ),
+    "a residual that is cut behind the last whole vector": (
+        "add_rmsnorm", {"any_cols": True, "align": 8}, "element(residual_vec, 0)",
+        "fminf(fmaxf(element(residual_vec, 0), -8.0f), 8.0f)", "residual ",
+    ),
+    "a scalar's default behind the last whole vector": (
+        "swiglu_clamped", {"any_cols": True, "align": 8}, "element(up_vec, 0);\n",
+        "fmaxf(element(up_vec, 0), -7.0f);\n", "limit=14",
+    ),
+    "16 bits of a label of 32": (
+        "cross_entropy", {"dtypes": {"label": "i32"}}, "row_value(&label[valid_row])",
+        "static_cast<float>(static_cast<short>(static_cast<long long>(row_value(&label[valid_row]))))", "label 2^30",
+    ),
+    "a limit below 1/50": (
+        "swiglu_clamped", {}, "maximum(up_i, -limit)", "maximum(up_i, -(fabsf(limit) < 0.02f ? 0.0f : limit))",
+        "limit=0.015625",
+    ),
+    "a share below 1/50": (
+        "dropout_add_rmsnorm", {}, "keep_random_i >= p", "keep_random_i >= (p < 0.02f ? 0.0f : p)", "p=0.0015625",
+    ),
     "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
 }  # fmt: skip
 
@@ -464,8 +483,10 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     }
     assert [c.scalars for c in found if c.scalars] == combinations(values)
     spread = [call for call in found if call.says == "with further scalars"]
-    assert [call.scalars["limit"] for call in spread] == [-3.5, 7 / 64, 7 * 64]
-    assert {*(spread[0].families or ())} == {"normal", "tiny", "large_mean", "gate edges", "up edges"}
+    assert [call.scalars["limit"] for call in spread] == [-3.5, 1 / 64, 7 * 64]
+    assert {*(spread[0].families or ())} == {
+        "normal", "tiny", "large_mean", "sparse_steps", "gate edges", "up edges",
+    }  # fmt: skip
     assert any(c.scalars and c.pitches for c in found)  # few calls are added: others take values too
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)
     plain = list(calls(varied("kl_div").problem, varied("kl_div").module(), sm_count=4))
