@@ -111,7 +111,7 @@ NOT_VARIED = (
     "pairs of values of three or more scalars with one another, but for those of a call",
     "a scalar to where rows are not finite that are so at its default, unless its spec gives ranges; a verdict names a "
     "scalar that has no other value, and every value on which no element depended",
-    "every number of columns: a kernel of fixed columns is checked at these, one of any columns at three lengths",
+    "every number of columns: a kernel of fixed columns is checked at these, one of any columns at four lengths",
     "rows in number above columns where no formula names row numbers and the columns are more than 128; rows beyond "
     "2^16 where the columns are more than 255, rows are summed, or scales lie column by column",
     "an input exactly at a limit that depends on another tensor, or that it reaches through a reduction or a function",
@@ -140,7 +140,7 @@ def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
             kinds = []
         elif is_index(tensor):
             known = [name for name, value in INDICES.items() if _fits(tensor.dtype, value(problem.cols))]
-            known = [name for name in known if name != "2^30" or "2^31" not in known]  # the largest that is one
+            known = [name for name in known if name != "2^30" or "2^31" not in known]  # of 32 bits the largest
             kinds = [*known, *compared_scalars(problem.spec).get(tensor.name, ())]
         elif tensor.dtype.least >= 0:  # scales without sign or zero
             kinds = ["huge"]
