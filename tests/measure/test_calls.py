@@ -329,21 +329,6 @@ ORDINARILY_RIGHT = {
     "a random number that is the share": (
         "dropout_add_rmsnorm", {}, "keep_random_i >= p", "keep_random_i > p", "with a random number that is p",
     ),
-    "a share that is small": (
-        "dropout_add_rmsnorm", {}, "keep_random_i >= p", "keep_random_i >= (p < 0.02f ? 0.0f : p)", "next below p",
-    ),
-    "a small limit": (
-        "swiglu_clamped", {}, "minimum(maximum(up_i, -limit)", "minimum(maximum(up_i, limit < 0.02f ? 0.0f : -limit)",
-        "limit=0.0136",
-    ),
-    "labels of 16 bits": (
-        "cross_entropy", {"dtypes": {"label": "i32"}}, "row_value(&label[valid_row])",
-        "static_cast<short>(static_cast<int>(row_value(&label[valid_row])))", "label 2^16",
-    ),
-    "an input that is cut behind the last vector": (
-        "add_rmsnorm", {"any_cols": True, "align": 8}, "residual_i = element(residual_vec, 0)",
-        "residual_i = fmaxf(element(residual_vec, 0), -20.0f)", "at 3 cols",
-    ),
     "a limit itself": (
         "swiglu_clamped", {"direction": "backward"}, "gate_i <= limit", "gate_i < limit", "gate edges",
     ),
@@ -369,6 +354,25 @@ ORDINARILY_RIGHT = {
     "null for a number": (
         "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)",
         "cols with null weight and bias",
+    ),
+    "a residual that is cut behind the last whole vector": (
+        "add_rmsnorm", {"any_cols": True, "align": 8}, "element(residual_vec, 0)",
+        "fminf(fmaxf(element(residual_vec, 0), -8.0f), 8.0f)", "residual ",
+    ),
+    "a scalar's default behind the last whole vector": (
+        "swiglu_clamped", {"any_cols": True, "align": 8}, "element(up_vec, 0);\n",
+        "fmaxf(element(up_vec, 0), -7.0f);\n", "limit=14",
+    ),
+    "16 bits of a label of 32": (
+        "cross_entropy", {"dtypes": {"label": "i32"}}, "row_value(&label[valid_row])",
+        "static_cast<float>(static_cast<short>(static_cast<long long>(row_value(&label[valid_row]))))", "label 2^30",
+    ),
+    "a limit below 1/50": (
+        "swiglu_clamped", {}, "maximum(up_i, -limit)", "maximum(up_i, -(fabsf(limit) < 0.02f ? 0.0f : limit))",
+        "limit=0.0136719",
+    ),
+    "a share below 1/50": (
+        "dropout_add_rmsnorm", {}, "keep_random_i >= p", "keep_random_i >= (p < 0.02f ? 0.0f : p)", "next below p",
     ),
     "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
 }  # fmt: skip
