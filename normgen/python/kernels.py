@@ -31,7 +31,7 @@ from normgen.python.arguments import (
 from normgen.python.executor import Memory, executor_for
 from normgen.python.repeat import Launchable, Launched, is_readable
 from normgen.schedule.schedule import Schedule
-from normgen.spec.checks import compared_with_whole
+from normgen.spec.checks import compared_with_whole, equal_to_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Kernel:
         self._bound = self._executor.bind(problem, module, cubin)
         self._bound.set(cols=problem.cols, inner=problem.sizes.inner)
         self._scalars = dict(problem.spec.scalars)
-        self._compared = compared_with_whole(problem.spec)
+        self._compared, self._labels = compared_with_whole(problem.spec), equal_to_whole(problem.spec)
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
         self._writes = tuple(t for t in problem.passed_tensors if t.is_written)
@@ -165,7 +165,7 @@ class Kernel:
         for key, value in named.items():
             name = self._first_output if key == "out" and "out" not in known else key
             if name in scalars:
-                scalars[name] = scalar_of(name, value, is_whole=name in self._compared)
+                scalars[name] = scalar_of(name, value, is_whole=name in self._compared, is_label=name in self._labels)
             elif name not in known:
                 raise self._unknown(key, known | set(scalars) | {"out"})
             elif name in arrays:
