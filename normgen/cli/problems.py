@@ -23,8 +23,8 @@ def read_problem(options: dict[str, Any]) -> Problem:
 def read_scalars(spec: Spec, words: Sequence[str]) -> dict[str, float]:
     """Values of scalars from `eps=1e-3` words.
 
-    Raises UsageError for a name that is no scalar, no number of float32, one outside the ranges of the spec, and no whole
-    number where labels are held to it.
+    Raises UsageError for a name that is no scalar, no number of float32, one outside the ranges of the spec, and no
+    whole number where labels are held to it.
     """
     defaults, labels, found = dict(spec.scalars), equal_to_whole(spec), {}
     for name, text in parse_pairs(" ".join(words)).items():
