@@ -338,6 +338,8 @@ class TileKernel:
             return []
         left = [statement for side in self.sides for statement in side.leave()]
         gathered = [statement for side in self.sides for statement in side.gather()]
+        if self.moving:
+            left, gathered = [*left, *self.moving.keep()], [*gathered, *self.moving.show()]
         return [Gap(), *found, Do(SYNC, "nobody reads the slots any more"), *left, Do(SYNC), *gathered]
 
     # ---- the whole ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from normgen.program.source import problem_for
 from normgen.schedule.knobs import Hold, Softmax
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load, parse
+from normgen.spec.reader import list_specs, load, parse
 from normgen.verify import check, make_inputs, make_outputs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -46,6 +46,18 @@ def test_a_softmax_times_v_is_right_however_its_maximum_is_found(op: str, way: s
         assert checked.ok, checked.summary
 
 
+@pytest.mark.parametrize("axes", ['"batches", "inner", "cols"', '"batches", "cols", "inner"'])
+@pytest.mark.parametrize("gradient", ["s", "v"])
+def test_the_gradients_of_a_softmax_times_v_are_right(gradient: str, axes: str) -> None:
+    """Its rows' statistics and its result are saved: those of each batch are of its own matrix."""
+    for op in SPECS:
+        spec = parse(list_specs()[op].read_text().replace('"batches", "inner", "cols"', axes))
+        asked = {"direction": "backward", "gradients": (gradient,)}
+        found = problem_for(spec, shape=SHAPE, inner=INNER, **asked)  # type: ignore[arg-type]
+        checked = check_on_cpu(found, emit(found, WAYS["ahead"].varied(vector=1)), most_elements=1 << 12)
+        assert checked.ok, checked.summary
+
+
 NORMED = """\
 name = "normed"
 summary = "a product whose left side waits"
@@ -61,6 +73,8 @@ WAITING = {
     "a statistic of a statistic, beside the product": 'y = "(x @ w) * sum(abs(x - max(x)))"',
     "a maximum that shows": 'm = "max(x)"\ny = "exp(x - m) @ w + m"',
     "sums without their quotient": 'm = "max(x)"\ny = "exp(x - m) @ w + sum(exp(x - m))"',
+    "a maximum and its sum": 'm = "max(x)"\ny = "exp(x - m) @ w / sum(exp(x - m)) + m"',
+    "a sum of multiples": 'm = "max(x)"\ny = "exp(x - m) @ w + sum(x * exp(x - m))"',
     "a row's number": 'y = "(x * (term + row % 3) - mean(x)) @ w"',
 }
 
@@ -77,10 +91,19 @@ def test_a_side_that_waits_for_its_rows_is_right(name: str) -> None:
         assert checked.ok, checked.summary
 
 
+@pytest.mark.parametrize("name", ["sums without their quotient", "a maximum and its sum"])
+def test_a_maximum_that_moves_shows_where_a_sum_of_its_exponentials_rides_along(name: str) -> None:
+    found = normed(WAITING[name])
+    for way in ("online", "online, one stage"):
+        assert refusal(found, WAYS[way], target("h200")) is None
+        checked = check_on_cpu(found, emit(found, WAYS[way]), most_elements=1 << 12)
+        assert checked.ok, checked.summary
+
+
 REFUSED = {
     "a mean, then a variance, then the product": "waits for one maximum of its rows, and for nothing else",
     "a maximum that shows": "the maximum itself is not kept",
-    "sums without their quotient": "of a row of -inf they are 0, and 'y' must be NaN of these",
+    "a sum of multiples": "of a row of -inf they are 0, and 'y' must be NaN of these",
     "a statistic of a statistic, beside the product": "is a sum of exp(z - max(z)), or of multiples of that",
 }
 
@@ -136,6 +159,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("row_max_moved != 1.0f", "row_max_moved < 0.5f"),
         ("row_sum_own[step] += left_i;", "row_sum_own[step] += left_i + 1e-3f;"),
         ("line < kTileK / kVector", "line < kTileK / kVector - 1"),
+        ("moved[m] = row_max_own[step];", "moved[m] = 0.0f;"),
+        ("row_max_all[i] = moved[own_m(i)];", "row_max_all[i] = moved[i];"),
+        ("row_sum_all[i] == 0.0f", "false"),  # sums of a row of -inf are 0
+        ("row_sum_all[i] == 0.0f", "row_sum_all[i] == 1.0f"),
+        ("row_sum_all[i] = row_max_all[i] - row_max_all[i];", ""),
+        ("row_max_all[i] = __int_as_float(0xff800000);", ""),
     ],
     ("softmax_v", "ahead"): [
         ("__syncthreads();", ""),
