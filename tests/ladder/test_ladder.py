@@ -203,6 +203,16 @@ def test_the_faults_of_the_source_are_found_in_our_rungs(name: str, fault: str) 
     assert not found.ok
 
 
+def test_a_rung_of_batches_is_checked_on_both_sides_of_its_tile() -> None:
+    """Each batch has tiles of its own: rows and columns are one, or a vector, less and more than those of a tile."""
+    ladder = load_ladder("softmax")
+    for launch in ladder.rung("times_v").blocks:
+        [part] = parts_of(ladder, ladder.rung("times_v"), launch, H200)
+        tile = part.schedule
+        sizes = [(p.problem.rows_per_batch, p.problem.batches, p.problem.cols) for p in around_tile(part)]
+        assert sizes == [(tile.tile_m + way, 2, tile.tile_n + 4 * way) for way in (-1, 1)]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
