@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -253,8 +254,15 @@ def test_a_compiled_call_is_the_eager_one() -> None:
     [((5, INNER), (INNER + 1, COLS)), ((5, INNER), (COLS, INNER)), ((5, 0), (0, COLS)), ((5, INNER), (INNER,))],
 )
 def test_sizes_that_do_not_agree_are_refused(x: tuple[int, ...], w: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"takes x \[.., inner\], w \[inner, cols\], whose sizes agree"):
+    with pytest.raises(UsageError, match=r"takes x \[.., inner\], w \[inner, cols\], whose sizes agree") as caught:
         ng.operator(linear.spec_of("linear"))(torch.zeros(x), torch.zeros(w))
+    assert f"x {x}, w {w}" in str(caught.value)
+
+
+def test_an_operator_shows_the_arguments_of_its_call() -> None:
+    """A required matrix stands before an optional weight, whatever their order in the spec."""
+    named = [*inspect.signature(ng.operator("rmsnorm_linear")).parameters]
+    assert named == ["x", "w", "weight", "eps", "dtype", "opaque"]
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
