@@ -213,6 +213,16 @@ def test_a_side_that_is_stored_as_a_slot_is_copied_while_the_other_one_passes_th
         assert plan.held_registers == plan.accumulators + words * sides.count(False)
 
 
+def test_a_weight_along_inner_waits_in_one_vector_of_registers_and_its_matrix_in_none() -> None:
+    asked = problem_for(load("rmsnorm_linear"), shape=(4096, 4096), inner=4096)
+    wide = {"tile_m": "128", "tile_n": "256", "tile_k": "32", "thread_m": "16", "thread_n": "8", "vector": "4"}
+    copied = schedule_from({**CUT, **wide, "copy": "cp_async", "stages": "3"})
+    assert refusal(asked, copied, H200) is None
+    plan = tile_problem_plan(asked, copied)
+    assert (plan.scales(plan.cut.left), plan.scales(plan.cut.right)) == (True, False)
+    assert plan.held_registers == plan.accumulators + 4
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str) -> None:
     asked, knobs, _ = REFUSED[name]

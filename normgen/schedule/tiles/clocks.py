@@ -86,7 +86,8 @@ def _step(plan: TilePlan, blocks: int) -> float:
     s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
     issue = warps * issued(plan) / SCHEDULERS
     read = warps * s.tile_k * sum(_reads(plan, side) * _passes(plan, side) for side in plan.cut.sides)
-    written = sum(plan.slot_floats(side) * len(side.slots) for side in plan.cut.sides) * 4 / SHARED_BYTES
+    passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
+    written = sum(plan.slot_floats(side) * len(side.slots) * times for side, times in passes) * 4 / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     asked = sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
     busy = blocks * max(issue, read + written) + BARRIER / blocks
@@ -115,4 +116,6 @@ def _moved(plan: TilePlan, side: Side) -> float:
     vectors = plan.tile(side.axis) * s.tile_k / (s.vector * s.threads)
     bare = all(slot.is_Symbol for slot in side.slots) and all(plan.tensor(ld).dtype is F32 for ld in side.loads)
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
+    if plan.scales(side):
+        return vectors * (2 * A_VECTOR + elements)
     return vectors * (A_VECTOR + elements) * len(side.loads)

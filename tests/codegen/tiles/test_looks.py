@@ -13,9 +13,10 @@ from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Hold, Softmax
+from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.plan import tile_problem_plan
 from normgen.spec.reader import list_specs, load, parse
 from normgen.verify import check, make_inputs, make_outputs
 
@@ -27,6 +28,7 @@ WAYS = {
     "ahead, one stage": SMALL,
     "online": SMALL.varied(stages=2, softmax=Softmax.ONLINE),
     "online, one stage": SMALL.varied(softmax=Softmax.ONLINE, tile_k=16),
+    "copied": SMALL.varied(copy=Copy.CP_ASYNC, stages=3),
 }
 SPECS = ("softmax_v", "masked_softmax_v", "causal_softmax_v")
 SHAPE, INNER = (2, 20, 24), 44  # a tile would have rows of two batches
@@ -77,6 +79,27 @@ WAITING = {
     "a sum of multiples": 'm = "max(x)"\ny = "exp(x - m) @ w + sum(x * exp(x - m))"',
     "a row's number": 'y = "(x * (term + row % 3) - mean(x)) @ w"',
 }
+
+
+GAINED = {
+    "a weight": "y = '(x * g) @ w'",
+    "weights of both sides": "y = '(x * g) @ (w * g)'",
+    "what is not 0 of 0": "y = '(x + g) @ w'",
+    "a term's number": "y = '(x * g * (term + 1)) @ w'",
+    "a maximum beside it": "y = '(x * g) @ w * max(x * g)'",
+}
+
+
+@pytest.mark.parametrize("name", GAINED)
+def test_what_a_matrix_becomes_with_gains_along_inner_is_made_where_cp_async_has_put_it(name: str) -> None:
+    for axes in ('"inner", "cols"', '"cols", "inner"'):
+        text = NORMED.replace("[formulas]", 'g = { role = "parameter", axes = ["inner"] }\n[formulas]')
+        found = problem_for(parse(text.replace('"inner", "cols"', axes) + GAINED[name]), shape=(40, 24), inner=INNER)
+        for way in (WAYS["copied"], WAYS["copied"].varied(stages=1, vector=1, tile_k=16)):
+            plan = tile_problem_plan(found, way)
+            assert plan.scales(plan.cut.left)
+            checked = check_on_cpu(found, emit(found, way), most_elements=1 << 12)
+            assert checked.ok, checked.summary
 
 
 def normed(formulas: str) -> Problem:
@@ -174,6 +197,15 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("const int m = m0 + line", "const int m = line"),
         ("row_max_found[m]", "row_max_found[0]"),
         ("__int_as_float(0xff800000)", "0.0f"),
+    ],
+    ("rmsnorm_linear", "copied"): [
+        ("complete(stage, k0);", ""),  # x, and not x * weight
+        ("complete(stage, k0);", "complete(0, k0);"),
+        ("cp_async_wait<kStages - 2>();", ""),
+        ("fetch(k0 + kTileK)", "fetch(k0)"),  # the weights of the tile before
+        ("x_squares_own[step] += x_i * x_i;", "x_squares_own[step] += left_values[i] * x_i * weight_i;"),
+        ("left_values[i] = x_i * weight_i;", "left_values[i] = x_i;"),
+        ("__syncthreads();  // this stage has arrived, and nobody reads the one before it", ""),
     ],
     ("bmm", "ahead"): [
         ("rows_begin + min(rows - rows_begin, rows_per_batch)", "rows"),  # a tile with rows of two batches
