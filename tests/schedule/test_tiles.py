@@ -134,8 +134,9 @@ def test_every_size_has_a_small_space_and_a_default_in_it(shape: str, inner: int
 
 
 def test_the_default_fills_the_device_and_reads_wide() -> None:
-    large = default_schedule(problem("4096x4096", 4096), H200)
-    assert (large.tile_m * large.tile_n, large.thread_m * large.thread_n, large.vector) == (16384, 128, 4)
+    for size in (2048, 4096, 8192):  # of those that are alike to the formula, the fastest one on an H200
+        large = default_schedule(problem(f"{size}x{size}", size), H200)
+        assert (large.tile_m * large.tile_n, large.thread_m, large.thread_n, large.vector) == (32768, 16, 8, 4)
     small = default_schedule(problem("256x256", 4096), H200)
     assert -(-256 // small.tile_m) * -(-256 // small.tile_n) >= 64
     assert default_schedule(problem("4096x4096", 4096, dtype="bf16"), H200).vector == 8
