@@ -12,10 +12,9 @@ from normgen.schedule.tiles.clocks import asked_bytes, busy_clocks
 from normgen.schedule.tiles.plan import contraction
 from normgen.schedule.tiles.space import points
 
-
 # Points up to so many times the fewest clocks are alike for the formula. Of these, on an H200 in f32, 128x256x32 with
-# 16 x 8 a thread, which asks L2 for least, takes 0.96 of the time of the one with the fewest clocks at 4096^3 (3020 µs),
-# 0.92 at 2048^3 (388 µs) and 0.94 at 8192^3 (24.0 ms). Sides that wait for their rows are faster in small tiles.
+# 16 x 8 a thread, which asks L2 for least, takes 0.96 of the time of the one with the fewest clocks at 4096^3, 3020 µs,
+# 0.92 at 2048^3, 388 µs, and 0.94 at 8192^3, 24.0 ms. Sides that wait for their rows are faster in small tiles.
 ALIKE = 1.02
 
 
