@@ -572,7 +572,7 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
     first = {t.name: (t.axes or t.kind.axes)[:1] for t in spec.tensors}
     found: list[dict[str, Array]] = []
     for batch, run in enumerate(runs_of_rows(problem)):  # each has a product of its own
-        parts = {("rows",): run, ("batches",): slice(batch, batch + 1)}
+        parts: dict[tuple[str, ...], slice] = {("rows",): run, ("batches",): slice(batch, batch + 1)}
         own = {name: value[parts[first[name]]] if first[name] in parts else value for name, value in inputs.items()}
         found.append(interpret(spec, own, scalars, rows=known[run]))
     written = ((t.name, 1 if t.kind.is_row else 2) for t in (*spec.outputs, *spec.statistics))

@@ -136,7 +136,7 @@ class MovingMaximum:
             Do(f"{top}[i] = {Printer({}).text(-INFINITY)}"),
             Do(f"{total} = {top}[i] - {top}[i]", "NaN, as exponentials about -inf are"),
         )
-        body = [Do(f"{top}[i] = moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
+        body: list[Statement] = [Do(f"{top}[i] = moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
         return [Do(f"float {top}[kThreadM]"), loop("i", "kThreadM", body, unroll=UNROLL)]
 
     def _line(self) -> str:
