@@ -266,7 +266,8 @@ class SideText:
         read = self.access.read(load.tensor, at, width, hint=", Load", pointer=self.here(load))
         read = f"({read})" if " ? " in read else read
         inside = f"({inside})" if "||" in inside else inside
-        return Do(f"{self.held(load)} = {inside} ? {read} : filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)")
+        beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
+        return Do(f"{self.held(load)} = {inside} ? {read} : {beyond}")
 
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
