@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ class Operator:
             says=f"Returns {', '.join(self.returns)}.",
         )
         self.function.operator = self  # type: ignore[attr-defined]
+        self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
         called = functools.partial(self._called)
         called.__name__ = self.function.__name__  # type: ignore[attr-defined]  # what a jaxpr shows
         self._jitted = jax.jit(called, static_argnums=(1, 2))

@@ -204,7 +204,8 @@ class Forms:
             found = Lengths((), 0, 0)
         if not (found.cols and found.inner):
             takes = ", ".join(f"{t.name} [{', '.join(t.axes or t.kind.axes)}]" for t in self.reads)
-            shapes = ", ".join(str(tuple(v.shape)) for _, v in there)
+            named = zip(self.reads, tensors, strict=True)
+            shapes = ", ".join(f"{t.name} {tuple(v.shape)}" for t, v in named if v is not None)
             rule = f"'{self.spec.name}' takes {takes}, whose sizes agree, cols and inner at least 1"
             rule += ", batches the first sizes of rows" if any(t.kind.by_batch for t in self.reads) else ""
             raise UsageError(rule.replace("rows,", "..,"), received=shapes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ class Operator:
             traced=(torch.compiler.is_dynamo_compiling, self.traced, line_of_call),
         )
         self.function.operator = self  # type: ignore[attr-defined]
+        self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)

@@ -50,8 +50,10 @@ from normgen.verify.contraction.sides import (
     WHOLE,
     draw_whole,
     drawn_side,
+    in_batches,
     line_count,
     main_input,
+    runs_of_rows,
     summed,
     with_extremes,
 )
@@ -565,7 +567,17 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
     if has_reference(spec, Direction.FORWARD):
         numbers = drawn(spec, seeds_of(spec, inputs), known, problem.cols)
         return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)
-    return interpret(spec, inputs, scalars, rows=known)
+    if not in_batches(problem):
+        return interpret(spec, inputs, scalars, rows=known)
+    first = {t.name: (t.axes or t.kind.axes)[:1] for t in spec.tensors}
+    found: list[dict[str, Array]] = []
+    for batch, run in enumerate(runs_of_rows(problem)):  # each has a product of its own
+        parts: dict[tuple[str, ...], slice] = {("rows",): run, ("batches",): slice(batch, batch + 1)}
+        own = {name: value[parts[first[name]]] if first[name] in parts else value for name, value in inputs.items()}
+        found.append(interpret(spec, own, scalars, rows=known[run]))
+    written = ((t.name, 1 if t.kind.is_row else 2) for t in (*spec.outputs, *spec.statistics))
+    nothing = {name: np.empty((0, problem.cols)[:axes]) for name, axes in written}
+    return {name: np.concatenate([none, *(of[name] for of in found)]) for name, none in nothing.items()}
 
 
 def draws(inputs: Inputs, number: int) -> Array:

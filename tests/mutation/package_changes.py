@@ -11,6 +11,7 @@ TILES = (
     "tests/codegen/tiles/test_kernels.py",
     "tests/schedule/test_tiles.py",
 )
+LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
 BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
 SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
 VARIED_PRODUCTS = ("tests/verify/contraction/test_varied.py",)
@@ -964,7 +965,6 @@ CHANGES: tuple[Change, ...] = (
         ("kTile{self.letter if self.lies_deep else 'K'} + {line})", "kTileK + {line})"),
         ("is_across = use.axes[-1] == (self.axis if self.lies_deep else self.k)", "is_across = False"),
         ('by = "kTileK" if use.axes[-1] == self.k else', 'by = "kTileK" if False else'),
-        ("return s.threads % line == 0 and vectors % s.threads == 0", "return s.threads % line == 0"),
     ),
     *changes(
         "codegen/tiles/kernel.py",
@@ -1006,6 +1006,22 @@ CHANGES: tuple[Change, ...] = (
         ('if "||" in test and len(tests) > 1', "if False"),
     ),
     *changes(
+        "codegen/tiles/side.py",
+        LOOKS_OF_TILES,
+        ("if not self.side.riding or self.scales:", "if not self.side.riding:"),
+        ('k = f"k0 + threadIdx.x % kLine{self.letter} * kVector"', 'k = "k0"'),
+    ),
+    *changes("codegen/tiles/looks.py", LOOKS_OF_TILES, ('If(f"{total} == 0.0f", none)', 'If(f"{total} < 0.0f", none)')),
+    *changes(
+        "schedule/tiles/plan.py",
+        LOOKS_OF_TILES,
+        (
+            "return load.kind.axes == (self.cut.k,) and self.lies_deep(side) and",
+            "return load.kind.axes == (self.cut.k,) and",
+        ),
+    ),
+    *changes("verify/rows.py", LOOKS_OF_TILES, ("slice(batch, batch + 1)", "slice(0, 1)")),
+    *changes(
         "schedule/tiles/plan.py",
         TILES,
         ("m = next(axis for axis in result if axis != n)", "m, n = result"),
@@ -1014,6 +1030,7 @@ CHANGES: tuple[Change, ...] = (
         ('in ("sum", "absmax")', 'in ("sum", "absmax", "max")'),
         ("self.riding_floats, self.reduced_floats)", "self.reduced_floats)"),
         ("return lines * (line + PAD)", "return lines * line"),
+        ("return s.threads % line == 0 and vectors % s.threads == 0", "return s.threads % line == 0"),
         ("(line, lines) if self.lies_deep(side) else (lines, line)", "(lines, line)"),
         ("if len(reduce.names) > 1:", "if False:"),
     ),

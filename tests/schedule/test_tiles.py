@@ -134,8 +134,9 @@ def test_every_size_has_a_small_space_and_a_default_in_it(shape: str, inner: int
 
 
 def test_the_default_fills_the_device_and_reads_wide() -> None:
-    large = default_schedule(problem("4096x4096", 4096), H200)
-    assert (large.tile_m * large.tile_n, large.thread_m * large.thread_n, large.vector) == (16384, 128, 4)
+    for size in (2048, 4096, 8192):  # of those that are alike to the formula, the fastest one on an H200
+        large = default_schedule(problem(f"{size}x{size}", size), H200)
+        assert (large.tile_m * large.tile_n, large.thread_m, large.thread_n, large.vector) == (32768, 16, 8, 4)
     small = default_schedule(problem("256x256", 4096), H200)
     assert -(-256 // small.tile_m) * -(-256 // small.tile_n) >= 64
     assert default_schedule(problem("4096x4096", 4096, dtype="bf16"), H200).vector == 8
@@ -211,6 +212,16 @@ def test_a_side_that_is_stored_as_a_slot_is_copied_while_the_other_one_passes_th
         assert (plan.copies(plan.cut.left), plan.copies(plan.cut.right)) == sides
         words = 64 * 16 // copied.threads  # of a tile of a side on its way
         assert plan.held_registers == plan.accumulators + words * sides.count(False)
+
+
+def test_a_weight_along_inner_waits_in_one_vector_of_registers_and_its_matrix_in_none() -> None:
+    asked = problem_for(load("rmsnorm_linear"), shape=(4096, 4096), inner=4096)
+    wide = {"tile_m": "128", "tile_n": "256", "tile_k": "32", "thread_m": "16", "thread_n": "8", "vector": "4"}
+    copied = schedule_from({**CUT, **wide, "copy": "cp_async", "stages": "3"})
+    assert refusal(asked, copied, H200) is None
+    plan = tile_problem_plan(asked, copied)
+    assert (plan.scales(plan.cut.left), plan.scales(plan.cut.right)) == (True, False)
+    assert plan.held_registers == plan.accumulators + 4
 
 
 @pytest.mark.parametrize("name", REFUSED)
