@@ -798,7 +798,7 @@ CHANGES: tuple[Change, ...] = (
         ("hidden | (cols == 1), -np.inf", "hidden | (cols == 1), -1e30"),
         ("return -1.0 if problem.rows % 2 else 1.0", "return 1.0"),
         ('return "zeros" if kind == LOWEST else ORDINARY if kind', "return ORDINARY if kind"),
-        ('(ORDINARY, "tiny", "large_mean")', '(ORDINARY, "tiny")'),
+        ('(ORDINARY, "tiny", "large_mean", "sparse_steps")', '(ORDINARY, "tiny")'),
         ("LOW = -2000.0", "LOW = -200.0"),
         ("value * (1 + number * APART)", "value"),
         ("        if name in ranges:\n            values", "        if False:\n            values"),
