@@ -51,7 +51,7 @@ from normgen.verify import (
 )
 from normgen.verify.contraction.sides import RIGHT, main_input, rights, summed
 from normgen.verify.families import BEYOND, fitting_families, may_tie
-from normgen.verify.rows import draws
+from normgen.verify.rows import ONE_SMALL, draws
 from normgen.verify.varied.far_rows import FarRows
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
 from normgen.verify.varied.values import (
@@ -72,6 +72,7 @@ PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width,
 LENGTHS = (7, 8, 9, 15, 16, 17, 31, 32, 33)  # around each length of a tile along the axis that is summed
 FAR_ROWS = 17
 GUARDED = ("guarded_mean",)
+SMALL_ROWS = 16  # with one small element: how large it is decides whether a sum is rounded
 GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 PRODUCTS = 8  # that take the time of one element of rows
@@ -354,6 +355,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
     if is_guarded(module):
         rows = max(ragged, GUARDED_ELEMENTS // problem.cols)
         yield at(rows, f"at {rows} rows that a guard must not spare", families=GUARDED)
+        yield at(max(ragged, SMALL_ROWS), "at rows of one small element", families=(ONE_SMALL,))
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for name in _spoilt(problem):

@@ -25,6 +25,10 @@ stretch      0 but for 20 to 24 in a sixteenth of the columns, by turns, the las
 ties         what lies in the middle between two e4m3 (by turns whole numbers), once divided by a power of two that is
              the scale of each 32 columns: half a step either way, the even number is right
 masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
+
+Of guarded kernels alone (`program.rewrites.reductions`):
+
+one_small    64, one element 2^-2 to 2^-13: the sum of few bits, else exact in bf16, is rounded
 """
 
 from __future__ import annotations
@@ -146,6 +150,12 @@ def _one_outlier(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Ar
     return x
 
 
+def _one_small(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = np.full((rows, cols), 64.0)
+    x[np.arange(rows), rng.integers(0, cols, rows)] = rng.uniform(0.5, 1.0, rows) * 2.0 ** rng.uniform(-12, -2, rows)
+    return x
+
+
 def _outlier_first(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     x = rng.standard_normal((rows, cols))
     x[:, 0] = np.where(np.arange(rows) % 2, -1e3, 1e3)
@@ -239,6 +249,8 @@ DRAWS: dict[str, Draw] = {
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
 DRAWS |= {WHOLE: draw_whole} | OF_MAXIMUM  # of a left side of products alone
+ONE_SMALL = "one_small"
+DRAWS[ONE_SMALL] = _one_small
 NON_FINITE = ("inf", "nan")
 _POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family

@@ -779,7 +779,7 @@ CHANGES: tuple[Change, ...] = (
         ("            numbers=self.far_rows.numbers if self.gap else None,\n", ""),
         ("filter(None, (scalars, *of_full))", "filter(None, (scalars,))"),
         ("ragged = behind_vectors(problem, module)", "ragged = problem"),
-        ("least = FEW_ELEMENTS // problem.cols if tied_scalars(problem.spec) else 2", "least = 2"),
+        (", is_small=step > 0)", ")"),
         ("scalars=next(left, {})", "scalars={}"),
         ("2 * (modulus or 0)) + 1", "modulus or 0) + 1"),
         ("max(problem.cols, 2 * (modulus", "max(0, 2 * (modulus"),
