@@ -801,7 +801,7 @@ CHANGES: tuple[Change, ...] = (
         ("hidden | (cols == 1), -np.inf", "hidden | (cols == 1), -1e30"),
         ("return -1.0 if problem.rows % 2 else 1.0", "return 1.0"),
         ('return "zeros" if kind == LOWEST else ORDINARY if kind', "return ORDINARY if kind"),
-        ('(ORDINARY, "tiny", "large_mean", "sparse_steps")', '(ORDINARY, "tiny")'),
+        ('(ORDINARY, "tiny", "large_mean")', '(ORDINARY, "tiny")'),
         ("LOW = -2000.0", "LOW = -200.0"),
         ("value * (1 + number * APART)", "value"),
         ("        if name in ranges:\n            values", "        if False:\n            values"),
@@ -821,7 +821,7 @@ CHANGES: tuple[Change, ...] = (
         ('"-": "+", "*": "/", "/": "*"}[operator]', '"-": "-", "*": "/", "/": "*"}[operator]'),
         ("np.where(lot < 1 / 2, limit, ", "np.where(lot < 0, limit, "),
         ("np.where(lot < 5 / 8, limit + step, limit - step)", "limit + step"),
-        ("min(exact, key=lambda value: abs(value - usual), default=usual)", "usual"),
+        ("min(exact, key=lambda value: abs(value - near), default=usual)", "usual"),
     ),
     *changes(
         "verify/varied/far_rows.py",
