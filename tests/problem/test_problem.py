@@ -138,6 +138,10 @@ def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(as
         ({"pitch": 7}, "the pitch is at least cols"),
         ({"pitch": 10**30}, "the pitch and the alignment must each fit 31 bits"),
         ({"align": 2**100}, "the pitch and the alignment must each fit 31 bits"),
+        ({"pitch": "16"}, r"the pitch.* whole numbers\n  received: pitch '16'"),
+        ({"pitch": 16.0}, r"the pitch.* whole numbers\n  received: pitch 16.0"),
+        ({"align": 16.0}, r"whole numbers\n  received: align 16.0"),
+        ({"align": "16"}, r"whole numbers\n  received: align '16'"),
         ({"align": 2}, "at least the largest element, here 4 bytes"),
         ({"align": 12}, "a power of two"),
         ({"dtypes": {"mean": "f16"}}, "tensor 'mean' of spec 'layernorm' is stored as one of: f32"),
@@ -147,6 +151,12 @@ def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(as
 def test_what_does_not_fit_is_refused(changes: dict, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         make_problem(load("layernorm"), **{"shape": "4x8", **changes})
+
+
+@pytest.mark.parametrize("batches", ["2", 2.0, True])
+def test_a_number_of_batches_is_whole(batches: Any) -> None:
+    with pytest.raises(UsageError, match="the number of batches is a whole number\n  received: batches "):
+        make_problem(load("bmm"), shape="4x8", inner=3, batches=batches)
 
 
 def test_layout_reaches_the_problem() -> None:
