@@ -347,6 +347,8 @@ def said_dtypes(spec: Spec, question: Question) -> dict[str, str]:
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
 MOST_NUMBERED = 2**24  # cols whose numbers float32 tells apart
 LARGEST_SIZE = 2**31 - 1  # of rows, cols, inner, pitch and alignment
+# ... of rows, cols and inner of a product: a kernel counts to the end of the last tile, of 256 at most, in 31 bits
+LARGEST_TILED = 2**31 - 512
 INNER_HINT = "--size inner=4096, or inner=4096 from Python"
 
 
@@ -435,6 +437,10 @@ def make_problem(
         if is_forward
         else backward_tensors(spec, here, stored, reads, gradients, () if accumulate else equal)
     )
+    inner = _inner(spec, inner)
+    if spec.has_inner and max(rows, cols, inner) > LARGEST_TILED:
+        rule = f"rows, cols and inner of a product are at most {LARGEST_TILED}: its kernels end tiles within 31 bits"
+        raise UsageError(rule, received=f"rows {rows}, cols {cols}, inner {inner}")
     for group in spec.groups:
         if cols % group:
             raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {group}", received=f"{cols}")
@@ -456,7 +462,7 @@ def make_problem(
         tensors=tensors,
         pitch=cols if pitch is None else pitch,
         rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
-        inner=_inner(spec, inner),
+        inner=inner,
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
