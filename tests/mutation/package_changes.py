@@ -1033,7 +1033,7 @@ CHANGES: tuple[Change, ...] = (
         ("units + DIGITS", "units + 2 * DIGITS"),
         ("error = error + _carried(a, b, left, right, over)", "pass"),
         ("if np.any(loose) else found", "if False else found"),
-        ("unknown(found, loose & ~_surely_nan(a, b, over))", "unknown(found, loose)"),
+        (" & ~_surely_nan(a, b, over)\n", "\n"),
         ("if a.may_be_0 is not None and np.any(infinite := np.isinf(b.value)):", "if False:"),
         ("np.where(size + error >= OVERFLOW, np.inf,", "np.where(size < 0, np.inf,"),
         ("worst = depth * U * size", "worst = depth * U * size / 10"),
