@@ -705,7 +705,7 @@ CHANGES: tuple[Change, ...] = (
         ("if t.name not in given and not t.nullable]", "if False]"),
         ("elif name in arrays:", "elif False:"),
         ("if self.problem.accumulate:", "if False:"),
-        ("if rows > 2**31 - 1:", "if False:"),
+        ("if rows > LARGEST_SIZE:", "if False:"),
     ),
     *changes(
         "python/arguments.py",
@@ -1043,6 +1043,7 @@ CHANGES: tuple[Change, ...] = (
         ("if s.stages > 2 and s.copy is Copy.DIRECT:", "if False:"),
         ("if length % s.vector:", "if False:"),
         ("if plan.held_registers > limit:", "if plan.accumulators > 255:"),
+        ("if blocks > MOST_BLOCKS:", "if False:"),
     ),
     *changes(
         "verify/contraction/bound.py",
@@ -1052,10 +1053,12 @@ CHANGES: tuple[Change, ...] = (
         ("units + DIGITS", "units + 2 * DIGITS"),
         ("error = error + _carried(a, b, left, right, over)", "pass"),
         ("if np.any(loose) else found", "if False else found"),
-        ("unknown(found, loose & ~_surely_nan(a, b, over))", "unknown(found, loose)"),
+        (" & ~_surely_nan(a, b, over)\n", "\n"),
         ("if a.may_be_0 is not None and np.any(infinite := np.isinf(b.value)):", "if False:"),
-        ("np.where(size + error >= OVERFLOW, np.inf,", "np.where(size < 0, np.inf,"),
+        ("np.where(left_out * size + error >= OVERFLOW, np.inf,", "np.where(size < 0, np.inf,"),
         ("worst = depth * U * size", "worst = depth * U * size / 10"),
+        ("left_out * size + error >= OVERFLOW", "size + error >= OVERFLOW"),
+        ("loose | _has_infinite_factor(a, b, over) | _has_infinite_factor(b, a, over)", "loose"),
     ),
     *changes(
         "verify/contraction/bound.py",

@@ -8,8 +8,8 @@ import pytest
 import sympy as sp
 
 from normgen.device import target
-from normgen.errors import ProgramError
-from normgen.pipeline import programs_of
+from normgen.errors import ProgramError, UsageError
+from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
 from normgen.program.functions import COL
 from normgen.program.ir import COLS, Load, Map, Reduce, Store
@@ -243,3 +243,17 @@ def test_contractions_stay_contractions_where_exponentials_are_approximated() ->
     programs = programs_of(asked, schedule_from({**CUT, "arithmetic": "approximate"}))
     assert [len(program.dots) for _, program in programs] == [2] * len(programs)
     assert "exp_approximate" in str(programs[-1][1])
+
+
+def test_more_tiles_than_a_launch_has_blocks_are_refused() -> None:
+    rows = cols = 2**20
+    found = problem_for(load("linear"), shape=(rows, cols), inner=8)
+    cut = {"hold": "reload", "tile_k": 8, "thread_m": 4, "thread_n": 4, "tile_n": 16}
+    small, large = (schedule_from({**cut, "tile_m": tile}) for tile in (32, 64))
+    assert "at most 2147483647 blocks, and 2147483648 tiles have one each" in str(refusal(found, small, H200))
+    assert refusal(found, large, H200) is None
+    (launch,) = (kernel.launch for kernel in emit(found, small).kernels)
+    sizes = {"cols": cols, "sm_count": 132}
+    with pytest.raises(UsageError, match=r"at most 2147483647 blocks\n  received: 2147483648 for rows 1048576, cols"):
+        launch.grid(rows=rows, **sizes)
+    assert launch.grid(rows=rows - 32, **sizes) == 2**31 - 2**16
