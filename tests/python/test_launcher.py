@@ -160,6 +160,7 @@ def test_a_scalar_that_float32_does_not_hold_is_refused_though_the_call_is_known
 
 
 def test_a_label_that_is_no_whole_number_is_refused_though_the_call_is_known(device: LauncherCpu) -> None:
+    assert device is not None
     loss = handle.kernel("cross_entropy", shape=(3, COLS), device="cpu")
     logits, labels = aligned(np.zeros((3, COLS), np.float32)), aligned(np.array([5, 1, 2]))
     loss(logits, labels)

@@ -156,7 +156,9 @@ def test_what_is_said_of_labels_is_refused_by_name_where_it_is_no_such_number(na
     assert raised.value.received == repr(value)
 
 
-@pytest.mark.parametrize("value", [0.5, float("nan"), True, np.True_, torch.tensor(True), 2**24 + 1, "3", None], ids=repr)
+@pytest.mark.parametrize(
+    "value", [0.5, float("nan"), True, np.True_, torch.tensor(True), 2**24 + 1, "3", None], ids=repr
+)
 def test_an_operator_refuses_a_label_that_is_no_whole_number(value: object) -> None:
     loss, x, target = ng.operator("cross_entropy"), torch.randn(2, 9), torch.tensor([0, 1])
     assert loss(x, target, ignore_index=1.0)[1] == 0
