@@ -222,6 +222,11 @@ class Expectation:
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
 
 
+def is_truth(value: object) -> bool:
+    """Whether it is True or False, of Python or of an array library, and no number."""
+    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
 def scalar_of(name: str, value: object, *, is_whole: bool = False, is_label: bool = False) -> float:
     """The number of a scalar argument.
 
@@ -239,7 +244,7 @@ def scalar_of(name: str, value: object, *, is_whole: bool = False, is_label: boo
         raise UsageError(rule, received=f"{type(value).__name__}: {error}") from error
     if math.isfinite(number) and abs(number) > F32.largest:
         raise UsageError(rule, received=f"{number:g}")
-    if is_label and (isinstance(value, bool | np.bool_) or not number.is_integer()):
+    if is_label and (is_truth(value) or not number.is_integer()):
         hint = "-100, or another one that no label has, leaves none out"
         raise UsageError(
             f"the scalar '{name}' is a whole number: labels are held to it", received=repr(value), hint=hint
