@@ -28,9 +28,7 @@ PRODUCT_CASES: dict[str, Named] = {
     "gelu_bf16": named("linear_bias_gelu", "96x40", "bf16", RELOAD, inner=21),
     "swiglu": named("linear_swiglu", "96x40", "f32", ONE_SLOT, inner=21),
     "swiglu_copied": named("linear_swiglu", "96x40", "f32", AHEAD, inner=21),
-    "bmm_dx": named(
-        "bmm", "3x30x40", "f32", {**TILES, "tile_k": 16}, inner=21, direction="backward", gradients=["x"]
-    ),
+    "bmm_dx": named("bmm", "3x30x40", "f32", {**TILES, "tile_k": 16}, inner=21, direction="backward", gradients=["x"]),
     "bmm_dw": named("bmm", "3x30x40", "f32", AHEAD, inner=21, direction="backward", gradients=["w"]),
     "masked_v_online": named("masked_softmax_v", "3x30x40", "f32", {**ONE_SLOT, "softmax": "online"}, inner=21),
     "causal_v_online": named(
