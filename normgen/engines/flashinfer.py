@@ -65,7 +65,7 @@ class Definition:
         )
 
     def reads(self, record: Record, spec: Spec) -> bool:
-        """Whether a record's kernel reads what a call hands over, and nothing else that its function may be without."""
+        """Whether a record's kernel reads what a call hands over, all of it and nothing else."""
         read = {t.name for t in spec.tensors if t.role in READ}
         return {name for name, _ in record.problem.dtypes} & read == set(self.inputs.values())
 
@@ -107,7 +107,8 @@ DEFINITIONS = (
         inputs={"hidden_states": "x", "weight": "weight"},
         outputs={"output": "y"},
         over={},
-        reference=f"x = hidden_states.float()\n{_NORM}return (x * rstd * (1 + weight.float())).to(hidden_states.dtype)\n",
+        reference=f"x = hidden_states.float()\n{_NORM}"
+        "return (x * rstd * (1 + weight.float())).to(hidden_states.dtype)\n",
     ),
     Definition(
         prefix="rmsnorm_quant",
