@@ -5,6 +5,7 @@ The driver is a made-up one that says what it is asked; the machine code is real
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -292,19 +293,52 @@ def test_the_command_writes_libraries_beside_headers_or_with_machine_code(tmp_pa
     assert isinstance(command(export, [*code, "--arch", "sm80,sm90"]).exception, UsageError)
 
 
-def test_a_program_of_cpp_calls_a_library_without_python(tmp_path: Path) -> None:
-    name, text = of_machine_code(halves_of(record("rmsnorm", shape="64x512")))
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    program = tmp_path / "program"
-    links = ["-L", place() / "lib", "-ltvm_ffi", "-ldl", f"-Wl,-rpath,{place() / 'lib'}"]
-    source = ROOT / "examples" / "tvm_ffi.cpp"
-    flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    run("g++", *flags, "-isystem", place() / "include", source, *links, "-o", program)
-    done = subprocess.run([program, built(tmp_path / name), "4", "64"], capture_output=True, text=True, check=False)
+RUSTC = shutil.which("rustc")
+PROGRAMS = ["cpp", pytest.param("rs", marks=pytest.mark.skipif(RUSTC is None, reason="rustc is not here"))]
+
+
+@pytest.fixture(scope="module")
+def norm(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory.mktemp("norm"), record("rmsnorm", shape="64x512"))
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request: pytest.FixtureRequest, norm: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The example of a language, built with every warning an error, and the library that it calls."""
+    source, made = ROOT / "examples" / f"tvm_ffi.{request.param}", tmp_path_factory.mktemp("program") / "program"
+    if request.param == "rs":
+        links = ["-L", place() / "lib", "-l", "tvm_ffi", "-C", f"link-arg=-Wl,-rpath,{place() / 'lib'}"]
+        run("rustc", "--edition", "2021", "-D", "warnings", source, *links, "-o", made)
+    else:
+        links = ["-L", place() / "lib", "-ltvm_ffi", "-ldl", f"-Wl,-rpath,{place() / 'lib'}"]
+        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+        run("g++", *flags, "-isystem", place() / "include", source, *links, "-o", made)
+    return [made, norm.path]
+
+
+def test_a_program_calls_a_library_without_python(program: list[Path]) -> None:
+    done = subprocess.run([*program, "4", "64"], capture_output=True, text=True, check=False)
     refused = "ValueError: rmsnorm_fwd_f32: 'y' is on a CUDA device; received DLPack device type 1, which is the CPU\n"
     assert done.returncode == 0, done.stderr
     assert done.stdout == refused or re.fullmatch(r"4 x 64: largest error \d\.\de-\d+\n", done.stdout)
-    needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    needed = subprocess.run(["ldd", program[0]], capture_output=True, text=True, check=True).stdout
     names = [Path(line.split()[0]).name for line in needed.splitlines()]
     assert "libtvm_ffi.so" in names
     assert not [name for name in names if "python" in name]
+
+
+def test_a_program_hands_over_its_memory_and_compares_what_comes_back(
+    program: list[Path], norm: Library, tmp_path: Path
+) -> None:
+    """A driver that launches nothing: what the program copied there is there still, and is wrong."""
+    variables = norm.variables | {"LD_LIBRARY_PATH": str(fake_driver(tmp_path))}
+    done = subprocess.run(
+        [*program, "4", "64"], capture_output=True, text=True, check=False, env=os.environ | variables
+    )
+    said = done.stdout.splitlines()
+    memory = [line.split()[1:] for line in said if line.startswith("memory")]
+    assert sorted(int(size) for _, size in memory) == [64 * 4, 4 * 64 * 4, 4 * 64 * 4]
+    (launch,) = (line.split() for line in said if line.startswith("launch"))
+    assert {address for address, _ in memory} <= {*launch[8:]}
+    assert done.returncode == 1
+    assert re.fullmatch(r"4 x 64: largest error \d\.\de[+-]?\d+", said[-1])
