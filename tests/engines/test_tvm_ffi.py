@@ -170,6 +170,8 @@ def test_tensors_of_another_device_are_launched_there(layernorm: Library, driver
 SHAPE, GIVEN = Call(rows=4, cols=8), tensor(4096, (4, 8), F32)
 LINES = "'x' has its last axis contiguous and its lines equally far apart, none over another; received the strides"
 NO_COLUMNS = {"x": tensor(4096, (4, 0), F32), "y": tensor(4096, (4, 0), F32), "weight": None, "bias": None}
+# Leading sizes whose product is 0 in 64 bits.
+MANY = {name: tensor(4096, (1 << 32, 1 << 32, 8), F32) for name in ("x", "y")} | {"mean": None, "rstd": None}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"x": {**GIVEN, "device": CPU}},
@@ -193,6 +195,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'bias' is contiguous; received the strides [2]",
     ),
     (NO_COLUMNS, "Value", "cols is at least 1 and less than 2^31; received 0"),
+    (MANY, "Value", "rows is at least 0 and less than 2^31; received 2147483648"),
+    (
+        {"x": {**GIVEN, "at": 4098}},
+        "Value",
+        "'x' lies at a whole number of its elements' 4 bytes; received an address that does not",
+    ),
 ]
 
 
@@ -200,6 +208,30 @@ def test_what_does_not_fit_is_refused_with_a_sentence(layernorm: Library, driver
     calls = [layernorm.call(layernorm.given(SHAPE, **other)) for other, _, _ in REFUSED]
     wanted = [[f"= {kind}Error: layernorm_fwd_f32: {sentence}"] for _, kind, sentence in REFUSED]
     assert layernorm.asked(driver, calls) == wanted
+
+
+def test_a_scalar_that_float32_makes_another_of_is_refused(layernorm: Library, driver: Path, tmp_path: Path) -> None:
+    """One that is compared with labels is the number that was given: of 2^24 + 1 float32 makes 2^24."""
+    losses = Library(tmp_path, record("cross_entropy", shape="64x512"))
+    given = losses.given(Call(rows=4, cols=8))
+    place_of = [name for name, _ in losses.function.scalars].index("ignore_index") - len(losses.function.scalars)
+
+    def ignoring(label: float) -> dict[str, Any]:
+        return losses.call([*given[:place_of], label, *given[place_of:][1:]])
+
+    (fine,), (refused,), (infinite,) = (
+        [line for line in lines if line[0] in "=l"][-1:]
+        for lines in losses.asked(driver, [ignoring(2**24), ignoring(2**24 + 1), ignoring(-1e39)])
+    )
+    name = losses.function.name
+    assert fine == "= None"
+    wanted = "compared with whole numbers, and one that float32 holds exactly; received 16777217"
+    assert refused == f"= ValueError: {name}: 'ignore_index' is {wanted}"
+    assert re.fullmatch(
+        rf"= ValueError: {name}: 'ignore_index' is a number that float32 holds; received -\S+e\+3\d", infinite
+    )
+    (found,) = layernorm.asked(driver, [layernorm.call([*layernorm.given(SHAPE)[:-1], 2**24 + 1])])
+    assert found[-1] == "= None"  # an eps is compared with nothing
 
 
 def test_a_machine_without_a_driver_and_another_gpu_are_said(layernorm: Library, driver: Path, tmp_path: Path) -> None:
@@ -226,6 +258,8 @@ OTHERS: dict[str, tuple[Record, Call]] = {
     "in place": (record("add_rmsnorm", shape="64x512", in_place={"h": "residual", "y": "x"}), Call(rows=64, cols=512)),
     "groups": (record("rmsnorm_to_fp8_group", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a persistent grid of clusters": (CLUSTERS, Call(rows=4096, cols=131072, null=frozenset({"rstd"}))),
+    "labels": (record("cross_entropy", shape="64x512"), Call(rows=64, cols=512)),
+    "whole numbers": (record("rmsnorm_to_int8_token", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a product": (record("linear", shape="64x256", inner=128), Call(rows=64, cols=256, inner=128)),
 }
 
