@@ -16,7 +16,7 @@ from normgen.errors import UsageError
 from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
 from normgen.jax.target import axes_of
 from normgen.operators.forms import Form, Lengths, is_of_rows, returned, spec_of_operator, writes_of
-from normgen.operators.signature import functions_of
+from normgen.operators.signature import Beside, functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.python.arguments import scalar_of
@@ -65,6 +65,7 @@ class Operator:
         takes: Mapping[str, str] | None = None,
         defaults: Mapping[str, float] | None = None,
         name: str = "",
+        beside: Beside | None = None,
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
         self.spec = spec
@@ -86,6 +87,7 @@ class Operator:
             options={"dtype": None},
             module="normgen.jax",
             says=f"Returns {', '.join(self.returns)}.",
+            beside=beside,
         )
         self.function.operator = self  # type: ignore[attr-defined]
         called = functools.partial(self._called)
