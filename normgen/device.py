@@ -9,6 +9,8 @@ from typing import Any
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.names import Part, name_part
 
+MOST_BLOCKS = 2**31 - 1  # of a grid in x, on every GPU
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:

@@ -1,6 +1,7 @@
 """A test that compares times has the GPU to itself: the other processes of the run wait for it, and it for them.
 
-`@pytest.mark.gpu(alone=True)` asks for that. Two locks are needed: with one, tests that share the GPU would follow each
+`@pytest.mark.gpu(alone=True)` asks for that. Such tests come last: one that started between others would wait for those
+that run, and all later ones for it. Two locks are needed: with one, tests that share the GPU would follow each
 other for ever, and the one that wants it alone would come last.
 """
 
@@ -32,8 +33,17 @@ def turn(stem: Path, *, alone: bool) -> Iterator[None]:
         yield
 
 
+def _is_alone(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("gpu")
+    return mark is not None and bool(mark.kwargs.get("alone"))
+
+
 class GpuTurns:
     """Under pytest-xdist every test that is marked `gpu` takes a turn; a run of one process needs none."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=_is_alone)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -42,5 +52,5 @@ class GpuTurns:
         if mark is None or run is None:
             return (yield)
         stem = Path(tempfile.gettempdir()) / f"normgen-tests-{os.getuid()}-{run}"
-        with turn(stem, alone=bool(mark.kwargs.get("alone"))):
+        with turn(stem, alone=_is_alone(item)):
             return (yield)

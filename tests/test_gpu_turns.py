@@ -71,3 +71,6 @@ def test_a_run_of_several_processes_gives_a_marked_test_the_gpu_alone(
     )
     result = pytester.runpytest_subprocess("-n", "3", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=7)
+    collected = pytester.runpytest_subprocess("--collect-only", "-q", "-p", "no:cacheprovider").outlines
+    names = [line.partition("::")[2] for line in collected if "::" in line]
+    assert names == [*(f"test_shares[{n}]" for n in range(6)), "test_alone"]

@@ -183,8 +183,12 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 def parse_size(name: str, text: str) -> int:
     """The length of an axis beside rows and cols. Raises UsageError for another axis, and for no number."""
-    if name != "inner" or not re.fullmatch(r"[0-9]{1,10}", text):
-        raise UsageError("a size is that of the axis inner", received=f"{name}={text}", hint="--size inner=4096")
+    received = f"--size {name}={text}"
+    if name != "inner":
+        rule = "--size says the length of the axis inner; --shape says rows and cols, --batches batches or heads"
+        raise UsageError(rule, received=received, hint="--size inner=4096")
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise UsageError("a size is a whole number, at least 1, in digits", received=received, hint="--size inner=4096")
     return int(text)
 
 

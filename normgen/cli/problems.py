@@ -11,6 +11,7 @@ from normgen.dtypes import F32
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.spec.checks import equal_to_whole
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 
@@ -22,9 +23,10 @@ def read_problem(options: dict[str, Any]) -> Problem:
 def read_scalars(spec: Spec, words: Sequence[str]) -> dict[str, float]:
     """Values of scalars from `eps=1e-3` words.
 
-    Raises UsageError for a name that is no scalar, no number of float32, and one outside the ranges of the spec.
+    Raises UsageError for a name that is no scalar, no number of float32, one outside the ranges of the spec, and no
+    whole number where labels are held to it.
     """
-    defaults, found = dict(spec.scalars), {}
+    defaults, labels, found = dict(spec.scalars), equal_to_whole(spec), {}
     for name, text in parse_pairs(" ".join(words)).items():
         if name not in defaults:
             hint = did_you_mean(name, defaults) if defaults else f"'{spec.name}' has no scalar"
@@ -35,6 +37,9 @@ def read_scalars(spec: Spec, words: Sequence[str]) -> dict[str, float]:
             value = math.nan
         if not (math.isfinite(value) and F32.holds(value)):
             raise UsageError("a scalar is a finite number that fits float32", received=f"{name}={text}")
+        if name in labels and not value.is_integer():
+            rule = f"the scalar '{name}' is a whole number: labels are held to it"
+            raise UsageError(rule, received=f"{name}={text}")
         if not spec.allows(name, value):
             ranges = ", ".join(f"{low:g} to {high:g}" for low, high in dict(spec.scalar_ranges)[name])
             raise UsageError("a scalar lies in a range of its spec", received=f"{name}={text}", hint=ranges)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from normgen.device import MOST_BLOCKS
+from normgen.errors import UsageError
+
 
 class Source(StrEnum):
     """Where a kernel argument comes from at launch."""
@@ -76,7 +79,19 @@ class Launch:
     def grid(
         self, *, rows: int, sm_count: int, batches: int = 1, cols: int = 1, inner: int = 1, rows_per_batch: int = 0
     ) -> int:
-        """Blocks in x for that many rows, of so many batches; 0: nothing to launch. Tiles need the other sizes, too."""
+        """Blocks in x for that many rows, of so many batches; 0: nothing to launch. Tiles need the other sizes, too.
+
+        Raises UsageError for more blocks than a launch may have.
+        """
+        sizes = {"rows": rows, "batches": batches, "cols": cols, "inner": inner, "rows_per_batch": rows_per_batch}
+        blocks = self._blocks(sm_count=sm_count, **sizes)
+        if blocks > MOST_BLOCKS:
+            asked = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            rule = f"a launch has at most {MOST_BLOCKS} blocks"
+            raise UsageError(rule, received=f"{blocks} for {asked}", hint="call it for a part of the rows at a time")
+        return blocks
+
+    def _blocks(self, *, rows: int, sm_count: int, batches: int, cols: int, inner: int, rows_per_batch: int) -> int:
         if self.tiles:
             sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner}
             sizes |= {Source.BATCHES: batches, Source.ROWS_PER_BATCH: rows_per_batch}

@@ -51,7 +51,10 @@ _GCC_FAST_FLAGS = (
     *("-fno-thread-jumps", "-fno-crossjumping", "-fno-compare-elim", "-fno-ree"),
 )
 _GCC_FLAGS = ("--param=tsan-instrument-func-entry-exit=0",)
+_GCC_BOUNDS_FLAG = "-fsanitize=bounds-strict"  # of an array at a struct's end, too: the elements of a vector
 _CLANG_FLAGS = ("-mllvm", "-tsan-instrument-func-entry-exit=0", "-fno-sanitize=local-bounds")
+_CLANG_BOUNDS_FLAG = "-fstrict-flex-arrays=3"  # the same
+_CLANG_BOUNDS_SINCE = 16
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions")
 
 
@@ -80,10 +83,12 @@ class Compiler:
     def kernel_flags(self) -> tuple[str, ...]:
         fill = (_FILL_FLAG,) if self.fills_variables else ()
         if self.is_clang:
-            return (*_KERNEL_FLAGS, *_CLANG_FLAGS, *fill)
+            bounds = (_CLANG_BOUNDS_FLAG,) if self._major >= _CLANG_BOUNDS_SINCE else ()
+            return (*_KERNEL_FLAGS, *_CLANG_FLAGS, *bounds, *fill)
+        flags = (*_KERNEL_FLAGS, _GCC_BOUNDS_FLAG, *_GCC_FAST_FLAGS)
         if self._major < 12:  # the hooks of functions' entries and exits are empty functions
-            return (*_KERNEL_FLAGS, *_GCC_FAST_FLAGS)
-        return (*_KERNEL_FLAGS, *_GCC_FAST_FLAGS, *_GCC_FLAGS, *fill, _GCC_FILL_FLAG)
+            return flags
+        return (*flags, *_GCC_FLAGS, *fill, _GCC_FILL_FLAG)
 
     def __str__(self) -> str:
         return f"{' '.join(self.command)} ({self.version})"

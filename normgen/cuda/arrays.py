@@ -45,7 +45,7 @@ def view(array: Any, *, stream: int = 0) -> ArrayView:
     """The facts of an array; a DLPack producer makes its data ready on `stream`.
 
     Raises UsageError for an object that is no numpy array and offers neither torch's methods,
-    `__cuda_array_interface__` nor DLPack.
+    `__cuda_array_interface__` nor DLPack, and for a tensor whose elements lie nowhere.
     """
     kind = type(array)
     if kind in _TORCH_TYPES or is_torch(array):
@@ -89,8 +89,14 @@ def torch_dtype_name(dtype: Any) -> str:
 
 
 def _view_torch(tensor: Any) -> ArrayView:
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError as error:  # of a sparse one, and of one that a transform of functions has wrapped
+        raise _without_memory(tensor) from error
+    if not pointer and tensor.numel():  # on the meta device, or fake
+        raise _without_memory(tensor)
     return ArrayView(
-        tensor.data_ptr(),
+        pointer,
         tuple(tensor.shape),
         tuple(tensor.stride()),
         torch_dtype_name(tensor.dtype),
@@ -98,6 +104,15 @@ def _view_torch(tensor: Any) -> ArrayView:
         False,
         None,
         tensor,
+    )
+
+
+def _without_memory(tensor: Any) -> UsageError:
+    layout = str(tensor.layout).removeprefix("torch.")
+    return UsageError(
+        "a kernel reads and writes memory, and this tensor's elements lie nowhere",
+        received=f"a {layout} {type(tensor).__name__} {list(tensor.shape)} on {tensor.device}",
+        hint="give it a dense tensor with data; an operator (normgen.torch) can be traced without",
     )
 
 

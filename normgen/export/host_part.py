@@ -14,7 +14,7 @@ from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import answered
-from normgen.problem.problem import MOST_NUMBERED, Problem
+from normgen.problem.problem import LARGEST_TILED, MOST_NUMBERED, Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
@@ -262,6 +262,10 @@ def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) ->
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
     packed = (t.name for t in problem.tensors if t.layout is ScaleLayout.PACKED)
     yield from (f"{mark(name)}_pitch % {WORD} != 0" for name in packed)
+    if problem.inner:
+        in_batches = bool(problem.rows_per_batch) and not problem.spec.has_heads
+        sizes = ("rows", "cols", "inner", *(["rows_per_batch"] if in_batches else []))
+        yield from (f"{size} > {LARGEST_TILED}" for size in sizes)
 
 
 def _general_said(sizes: str, several: bool, ways: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,6 @@ from normgen.operators.forms import Form, Lengths, is_of_rows, returned, spec_of
 from normgen.operators.signature import Beside, functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
-from normgen.python.arguments import scalar_of
-from normgen.spec.checks import compared_with_whole
 from normgen.spec.spec import Kind, Role, Spec, Tensor
 
 Places = tuple[int, ...]
@@ -70,7 +69,6 @@ class Operator:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
         self.spec = spec
         self.returns = returned(spec, returns)
-        self._compared = compared_with_whole(spec)
         self._writes = writes_of(spec, self.returns)
         calls = self._calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters)
         self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
@@ -90,6 +88,7 @@ class Operator:
             beside=beside,
         )
         self.function.operator = self  # type: ignore[attr-defined]
+        self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
         called = functools.partial(self._called)
         called.__name__ = self.function.__name__  # type: ignore[attr-defined]  # what a jaxpr shows
         self._jitted = jax.jit(called, static_argnums=(1, 2))
@@ -118,10 +117,12 @@ class Operator:
             None if value is None else self._array(read, value)
             for read, value in zip(self._calls.reads, given, strict=True)
         )
-        names = [name for name, _ in self.spec.scalars]
-        values = tuple(
-            _number(name, value, is_whole=name in self._compared) for name, value in zip(names, scalars, strict=True)
-        )
+        for (name, _), scalar in zip(self.spec.scalars, scalars, strict=True):
+            if isinstance(scalar, jax.core.Tracer):
+                rule = f"'{name}' is a number of Python: a kernel gets it by value"
+                hint = "name it in static_argnames of jax.jit, or make it a tensor of the spec"
+                raise UsageError(rule, received="a traced array", hint=hint)
+        values = self._calls.scalars(scalars)
         if dtype is None:
             dtypes = {a.dtype for i in self._elems if (a := arrays[i]) is not None}
             dtype = functools.reduce(jnp.promote_types, dtypes)
@@ -253,15 +254,6 @@ def _zeros(use: TensorUse, like: _Like) -> Array:
     first = like.first
     rows = first.shape if use.kind.is_elem else first.shape[:-1] if use.kind.by_row else ()
     return jnp.zeros(rows if like.lengths is None else like.lengths.shape(use.axes), _dtype(use, first))
-
-
-def _number(name: str, value: Any, *, is_whole: bool) -> float:
-    if isinstance(value, jax.core.Tracer):
-        hint = "name it in static_argnames of jax.jit, or make it a tensor of the spec"
-        raise UsageError(
-            f"'{name}' is a number of Python: a kernel gets it by value", received="a traced array", hint=hint
-        )
-    return scalar_of(name, value, is_whole=is_whole)
 
 
 def _words(name: str, value: Any) -> Array:

@@ -112,6 +112,10 @@ class Climb:
         """Of the rates of its rungs."""
         return next((rung.unit for rung in self.rungs if rung.best), "GB/s")
 
+    def own_unit(self, rung: Climbed) -> str:
+        """What stands behind the rate of a rung whose unit is another one."""
+        return "" if rung.unit == self.unit else f" {rung.unit}"
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -66,14 +66,18 @@ def _part(ladder: Ladder, rung: Rung, step: Step, block: Block, device: Device) 
 def around_tile(part: Part) -> tuple[Part, ...]:
     """A product's kernel at sizes on both sides of its tile, by as little as its vectors allow along cols and inner.
 
-    The CPU executor does not get through the sizes that a product is timed at.
+    The CPU executor does not get through the sizes that a product is timed at. Rows are those of a batch, of which
+    there are two, where each has tiles of its own.
     """
     s, cut = part.schedule, contraction(part.problem)
     tiles = {cut.m: s.tile_m, cut.n: s.tile_n, cut.k: 2 * s.tile_k}
     found = []
     for way in (-1, 1):
         at = {axis: tile + way * (1 if axis == "rows" else s.vector) for axis, tile in tiles.items()}
-        asked = part.problem.question.arguments() | {"shape": f"{at['rows']}x{at['cols']}", "inner": at["inner"]}
+        batches = {"batches": 2} if part.problem.rows_per_batch else {}
+        shape = f"{at['rows'] * batches.get('batches', 1)}x{at['cols']}"
+        around = {"shape": shape, "inner": at["inner"], "pitch": None, **batches}
+        asked = part.problem.question.arguments() | around
         problem = problem_for(part.problem.spec, **asked)
         found.append(Part(problem=problem, timed=problem, schedule=s))
     return tuple(found)

@@ -129,7 +129,8 @@ def _table(ladder: Ladder, found: Climb) -> list[str]:
         best, launches = rung.best, rung.launches
         every = ", ".join(f"{one.block}: {figure(one.us)}" for one in launches) if len(launches) > 1 else ""
         state = rung.state + (", as expected" if rung.state == WRONG and rung.is_unsafe else "")
-        cells = [rung.name, state, best.block, figure(best.us), figure(best.rate), every, _source(launches, ladder)]
+        rate = figure(best.rate) + found.own_unit(rung)
+        cells = [rung.name, state, best.block, figure(best.us), rate, every, _source(launches, ladder)]
         rows.append("| " + " | ".join(cells) + " |")
     return rows
 

@@ -51,7 +51,7 @@ from normgen.verify import (
 )
 from normgen.verify.contraction.sides import RIGHT, main_input, rights, summed
 from normgen.verify.families import BEYOND, fitting_families, may_tie
-from normgen.verify.rows import draws
+from normgen.verify.rows import ONE_SMALL, draws
 from normgen.verify.varied.far_rows import FarRows
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
 from normgen.verify.varied.values import (
@@ -72,6 +72,7 @@ PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width,
 LENGTHS = (7, 8, 9, 15, 16, 17, 31, 32, 33)  # around each length of a tile along the axis that is summed
 FAR_ROWS = 17
 GUARDED = ("guarded_mean",)
+SMALL_ROWS = 16  # with one small element: how large it is decides whether a sum is rounded
 GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 PRODUCTS = 8  # that take the time of one element of rows
@@ -83,7 +84,7 @@ FAR_ROW = 1 << 16  # rows: more than a short counts
 MANY_ELEMENTS = 1 << 24  # of a call with so many, of which few are looked at
 Tie = tuple[str, int, float]
 RANDOM_STEP = 2.0**-24  # between two random numbers
-FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
+FEW_ELEMENTS = 1 << 14  # of a call that needs many elements, not rows, for what few of them show: some 10 ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +185,7 @@ class Call:
         inputs = self._inputs(seed, self.scalars)
         if self.tied is not None:
             name, number, step = self.tied
-            value = tied_value(self.problem.spec, name, draws(inputs, number) + step)
+            value = tied_value(self.problem.spec, name, draws(inputs, number) + step, is_small=step > 0)
             inputs = self._inputs(seed, {**self.scalars, name: value})
         if self.not_finite and inputs.arrays[self.not_finite].ndim == 1:
             spoilt = inputs.arrays[self.not_finite]
@@ -232,11 +233,12 @@ def calls(
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
     of_full, spread, others = dealt[:FULL_VALUES][:whole], dealt[FULL_VALUES:whole], dealt[whole:]
-    full = problem.with_rows(full_rows(problem))
+    ragged = behind_vectors(problem, module)
+    full = ragged.with_rows(full_rows(problem))
     for values in filter(None, (scalars, *of_full)):
         yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
     families = spread_families([*families_of(problem), *(name for group in families_apart(problem) for name in group)])
-    short = problem.with_rows(max(2, min(2 * len(families), full.rows)))
+    short = ragged.with_rows(max(2, min(2 * len(families), full.rows)))
     for values in spread:
         said = "with further scalars"
         yield Call(says=said, problem=short, sm_count=sm_count, families=families, scalars=values)
@@ -263,6 +265,23 @@ def calls(
     for values, call in product(left, plain[-1:]):  # that of most rows comes last
         yield replace(call, says=f"at {call.problem.rows} rows", scalars=values, order=0)
     yield from far
+
+
+def behind_vectors(problem: Problem, module: Module) -> Problem:
+    """Of a general kernel one or two columns more, an odd number: an element lies behind the last whole vector.
+
+    What is done to it stands in the kernel by itself. So many less where the workspace grows with columns.
+    """
+    if not problem.any_cols or problem.inner or problem.spec.whole_cols > 1:
+        return problem
+    step = 1 + problem.cols % 2
+    cols = max(1, problem.cols - step) if module.workspace.column else problem.cols + step
+    return _of_cols(problem, cols)
+
+
+def _of_cols(problem: Problem, cols: int) -> Problem:
+    """Of so many columns, at a pitch with the alignments of the problem's own."""
+    return replace(problem, cols=cols, pitch=cols + (problem.pitch - cols) % PITCH_STEP)
 
 
 def full_rows(problem: Problem) -> int:
@@ -303,9 +322,8 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         gap: int = 0,
         is_tied: bool = False,
     ) -> Call:
-        pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
         asked = with_null(problem, absent) if absent else problem
-        shaped = (asked if cols == problem.cols else replace(asked, cols=cols, pitch=pitch)).with_rows(rows)
+        shaped = (asked if cols == problem.cols else _of_cols(asked, cols)).with_rows(rows)
         here = {tensor.name for tensor in shaped.tensors}
         nulls = (*nulls, *(tensor.name for tensor in problem.tensors if tensor.name not in here))
         shaped = replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch)
@@ -333,16 +351,21 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(tile - 1, f"at {tile - 1} rows, one less than a tile")
     if tile > 1 and problem.direction is Direction.FORWARD:
         yield at(tile, f"at {tile} rows of a large mean", families=("large_mean",))
-    ragged = 3 * tile - tile // 2
+    ragged, odd = 3 * tile - tile // 2, behind_vectors(problem, module).cols
     if is_guarded(module):
         rows = max(ragged, GUARDED_ELEMENTS // problem.cols)
         yield at(rows, f"at {rows} rows that a guard must not spare", families=GUARDED)
+        yield at(max(ragged, SMALL_ROWS), "at rows of one small element", families=(ONE_SMALL,))
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for name in _spoilt(problem):
         yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
-    for cols in _other_cols(problem, module):
-        yield at(ragged, f"at {cols} cols", cols=cols)
+    for number, cols in enumerate(_other_cols(problem, module)):
+        if number == 0:  # as few as that have every family: the plain call's columns may be whole vectors
+            few = max(ragged, family_rows(_of_cols(problem, cols)))
+            yield at(few, f"at {cols} cols with all families of rows", cols=cols, families=None)
+        else:
+            yield at(ragged, f"at {cols} cols", cols=cols)
         for nulls in _nulls(problem)[-1:]:
             yield at(ragged, f"at {cols} cols with null {' and '.join(nulls)}", cols=cols, nulls=nulls)
         for absent in _null_inputs(problem)[-1:]:
@@ -354,8 +377,8 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(ragged, f"with a random number {said}", tied=(name, number, step))
     if sizes := beyond_stored(problem):
         said = " and ".join(f"{name} of {size:.3g}" for name, size in sizes.items())
-        rows = max(ragged, 2 * len(BEYOND))
-        yield at(rows, f"with {said}", sizes=sizes, families=BEYOND if normal else None)
+        rows = max(ragged, 2 * len(BEYOND), FEW_ELEMENTS // problem.cols)  # some are within 0.1 % of the largest number
+        yield at(rows, f"with {said}", cols=odd, sizes=sizes, families=BEYOND if normal else None)
     if problem.rows_per_batch:
         for per_batch in dict.fromkeys((1, tile + 1, ragged)):
             said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
@@ -368,7 +391,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(ragged, f"with {family} in the first and the last row", ends=family)
     for group in families_apart(problem):
         said = f"with {group[0]} in every row" if len(group) == 1 else "with other inputs at extremes"
-        yield at(max(ragged, 2 * len(group)), said, families=group)
+        yield at(max(ragged, 2 * len(group)), said, cols=odd, families=group)
     if rows := _rows_beyond_columns(problem):
         yield at(rows, f"at {rows} rows, more than columns")
     if may_tie(problem):

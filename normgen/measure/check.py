@@ -212,8 +212,8 @@ class DeviceCheck:
         workspace.fill(0xFF)
         if fixed:
             memset(workspace.pointer, 0, fixed, device=self._index)
+        stream.wait_for(0)  # what is kept, filled and written is so on the default stream
         prepared.setting.restore(stream)
-        stream.wait_for(0)
         own = LoadedModule(module, loaded.cubin, device=self._index)
         try:
             prepared.setting.launch(own.bind().set(workspace=workspace.pointer), stream)

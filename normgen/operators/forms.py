@@ -16,6 +16,8 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, by_role
 from normgen.program.source import problem_for
+from normgen.python.arguments import scalar_of
+from normgen.spec.checks import compared_with_whole, equal_to_whole
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import READ, Kind, Spec, Tensor
 
@@ -139,11 +141,13 @@ def _are_first(batches: Any, rows: Sequence[Any]) -> bool:
 class Forms:
     """The calls of one spec, as far as no framework is asked.
 
-    reads  the tensors it reads, in the order of a handle's arguments
+    reads   the tensors it reads, in the order of a handle's arguments
+    labels  the scalars that labels are held to
     """
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self._compared, self.labels = compared_with_whole(spec), equal_to_whole(spec)
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
         self._first = next(i for i, t in enumerate(self.reads) if is_of_rows(t.kind))
         # The part of the first input's shape that each other tensor has, where no axis but rows and cols is there.
@@ -151,6 +155,14 @@ class Forms:
         self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
         self._grouped = tuple((i, t) for i, t in enumerate(self.reads) if t.group)
         self.problem = functools.cache(self._problem)
+
+    def scalars(self, values: Iterable[Any]) -> tuple[float, ...]:
+        """The numbers of a call's scalars. Raises UsageError for what is none, as a handle does."""
+        names = (name for name, _ in self.spec.scalars)
+        return tuple(
+            scalar_of(name, value, is_whole=name in self._compared, is_label=name in self.labels)
+            for name, value in zip(names, values, strict=True)
+        )
 
     def saved(self, form: Form) -> tuple[str, ...]:
         """What the backward pass of this form reads beside the gradients of the outputs.
@@ -204,7 +216,8 @@ class Forms:
             found = Lengths((), 0, 0)
         if not (found.cols and found.inner):
             takes = ", ".join(f"{t.name} [{', '.join(t.axes or t.kind.axes)}]" for t in self.reads)
-            shapes = ", ".join(str(tuple(v.shape)) for _, v in there)
+            named = zip(self.reads, tensors, strict=True)
+            shapes = ", ".join(f"{t.name} {tuple(v.shape)}" for t, v in named if v is not None)
             rule = f"'{self.spec.name}' takes {takes}, whose sizes agree, cols and inner at least 1"
             rule += ", batches the first sizes of rows" if any(t.kind.by_batch for t in self.reads) else ""
             raise UsageError(rule.replace("rows,", "..,"), received=shapes)

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 from normgen.errors import UsageError
+from normgen.python.arguments import is_truth
 
 _HELD = 1 << 24  # float32 holds every whole number up to it
 
@@ -14,7 +15,7 @@ def ignore_index_of(value: Any) -> int:
     """The label that does not count. Raises UsageError for what no label is, and for what float32 does not hold."""
     rule = "ignore_index is a whole number of 64 bits that float32 holds exactly"
     hint = f"it holds all of them up to {_HELD}; torch's default is -100"
-    if isinstance(value, bool):
+    if is_truth(value):
         raise UsageError(rule, received=repr(value), hint=hint)
     if isinstance(value, int):
         index = value

@@ -346,7 +346,10 @@ def said_dtypes(spec: Spec, question: Question) -> dict[str, str]:
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
 MOST_NUMBERED = 2**24  # cols whose numbers float32 tells apart
-LARGEST_SIZE = 2**31 - 1  # of rows, cols, pitch and alignment
+LARGEST_SIZE = 2**31 - 1  # of rows, cols, inner, pitch and alignment
+# ... of rows, cols and inner of a product: a kernel counts to the end of the last tile, of 256 at most, in 31 bits
+LARGEST_TILED = 2**31 - 512
+INNER_HINT = "--size inner=4096, or inner=4096 from Python"
 
 
 def sizes_of(text: str | int | tuple[int, ...]) -> tuple[int, ...]:
@@ -434,6 +437,10 @@ def make_problem(
         if is_forward
         else backward_tensors(spec, here, stored, reads, gradients, () if accumulate else equal)
     )
+    inner = _inner(spec, inner)
+    if spec.has_inner and max(rows, cols, inner) > LARGEST_TILED:
+        rule = f"rows, cols and inner of a product are at most {LARGEST_TILED}: its kernels end tiles within 31 bits"
+        raise UsageError(rule, received=f"rows {rows}, cols {cols}, inner {inner}")
     for group in spec.groups:
         if cols % group:
             raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {group}", received=f"{cols}")
@@ -455,7 +462,7 @@ def make_problem(
         tensors=tensors,
         pitch=cols if pitch is None else pitch,
         rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
-        inner=_inner(spec, inner),
+        inner=inner,
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
@@ -466,15 +473,20 @@ def make_problem(
     )
 
 
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
 def _inner(spec: Spec, inner: int | None) -> int:
     """See `Problem`. UsageError where it is missing, or has no meaning."""
     if spec.has_inner is (inner is None):
         said = "a tensor" if spec.has_inner else "no tensor"
-        hint = "--size inner=4096" if spec.has_inner else None
-        raise UsageError(f"spec '{spec.name}' has {said} with the axis inner", received=f"inner {inner}", hint=hint)
-    is_whole = isinstance(inner, int | np.integer) and not isinstance(inner, bool)
-    if inner is not None and not (is_whole and 1 <= inner <= LARGEST_SIZE):
-        raise UsageError("inner is a whole number, at least 1, that fits 31 bits", received=f"inner {inner!r}")
+        hint = INNER_HINT if spec.has_inner else "leave it out: of a kernel of rows, rows and cols are all sizes"
+        received = "no size of it" if inner is None else f"inner {inner!r}"
+        raise UsageError(f"spec '{spec.name}' has {said} with the axis inner", received=received, hint=hint)
+    if inner is not None and not (_is_whole(inner) and 1 <= inner <= LARGEST_SIZE):
+        rule = "inner is a whole number, at least 1, that fits 31 bits"
+        raise UsageError(rule, received=f"inner {inner!r}", hint=INNER_HINT)
     return int(inner or 0)
 
 
@@ -484,8 +496,10 @@ def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, 
     if batches is not None and not any(t.kind.by_batch for t in spec.tensors):
         rule = f"spec '{spec.name}' has no tensor with a row for each batch"
         hint = 'give a tensor the role "batch_parameter", or "head_parameter"'
-        raise UsageError(rule, received=f"batches {batches}", hint=hint)
+        raise UsageError(rule, received=f"batches {batches!r}", hint=hint)
     own, what = (sizes[-2:-1], "heads") if spec.has_heads else (sizes[:1], "batches")
+    if batches is not None and not _is_whole(batches):
+        raise UsageError(f"the number of {what} is a whole number", received=f"batches {batches!r}")
     count = batches if batches is not None else own[0] if len(sizes) > 2 else 1
     if batches is not None and (count < 1 or rows % count):
         raise UsageError(f"the {what} have equally many rows", received=f"{rows} rows in {count} {what}")
@@ -536,6 +550,10 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
 
 
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:
+    for name, number in (("pitch", 0 if pitch is None else pitch), ("align", align)):
+        if not _is_whole(number):
+            rule = "the pitch, in elements, and the alignment, in bytes, are whole numbers"
+            raise UsageError(rule, received=f"{name} {number!r}")
     if pitch is not None and pitch < cols:
         raise UsageError("the pitch is at least cols, in elements", received=f"pitch {pitch}, cols {cols}")
     if max(pitch or 0, align) > LARGEST_SIZE:

@@ -128,6 +128,7 @@ def dropped_axis(reduce: Reduce, kinds: dict[str, Kind]) -> Kind:
 
 
 _SPLIT = "a spec of its own computes it, of what this one stores"
+_STATISTIC = f"{_SPLIT}; backward, a statistic of rows is stored and saved"
 _ONCE = "a value of the row may be a factor of a side, but no term of it, nor below a cast or a function"
 _SAVE = (
     "each gradient is a problem of its own, --gradients x; a product that its formula reads again is stored and saved, "
@@ -160,7 +161,7 @@ def _misfits(
         case Reduce(kind=kind) if not statement.is_dot:
             if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
                 rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
-                yield rule, _SPLIT
+                yield rule, _STATISTIC
             elif k.is_row and result.by_batch:
                 yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
         case Map(kind=kind) if waits and kind not in result:
@@ -179,7 +180,7 @@ def _misfits_of_result(statement: Statement, *, is_behind: bool, alone: bool) ->
         case Map(kind=kind) | Store(kind=kind) if is_behind and not kind.is_row:
             yield (
                 "what waits for a reduction of the result's rows is known behind all of it: a value of the row",
-                _SPLIT,
+                _STATISTIC,
             )
         case Map() | Store() if not alone:
             yield "what waits for a reduction of the result is made of no other sum", _SPLIT

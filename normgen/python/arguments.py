@@ -222,12 +222,18 @@ class Expectation:
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
 
 
-def scalar_of(name: str, value: object, *, is_whole: bool = False) -> float:
+def is_truth(value: object) -> bool:
+    """Whether it is True or False, of Python or of an array library, and no number."""
+    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
+def scalar_of(name: str, value: object, *, is_whole: bool = False, is_label: bool = False) -> float:
     """The number of a scalar argument.
 
     is_whole  it is compared with whole numbers: float32 must not make another one of it
+    is_label  and it is one of them, or equal to none
 
-    Raises UsageError for what is no number, and for one that float32 makes infinite.
+    Raises UsageError for what is no number, for one that float32 makes infinite, and for a label that is no whole one.
     """
     rule = f"the scalar '{name}' is a number that float32 holds"
     if value is None or isinstance(value, str | bytes):
@@ -238,6 +244,11 @@ def scalar_of(name: str, value: object, *, is_whole: bool = False) -> float:
         raise UsageError(rule, received=f"{type(value).__name__}: {error}") from error
     if math.isfinite(number) and abs(number) > F32.largest:
         raise UsageError(rule, received=f"{number:g}")
+    if is_label and (is_truth(value) or not number.is_integer()):
+        hint = "-100, or another one that no label has, leaves none out"
+        raise UsageError(
+            f"the scalar '{name}' is a whole number: labels are held to it", received=repr(value), hint=hint
+        )
     if is_whole and number.is_integer() and float(np.float32(number)) != (value if isinstance(value, int) else number):
         hint = f"float32 holds every whole number up to {1 << 24}"
         rule = f"the scalar '{name}' is compared with whole numbers, and is one that float32 holds exactly"

@@ -14,7 +14,7 @@ from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView, DeviceArray, view
 from normgen.cuda.cubin import Cubin
 from normgen.errors import UsageError, did_you_mean
-from normgen.problem.problem import Problem
+from normgen.problem.problem import LARGEST_SIZE, LARGEST_TILED, Problem
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.python.arguments import (
@@ -31,7 +31,7 @@ from normgen.python.arguments import (
 from normgen.python.executor import Memory, executor_for
 from normgen.python.repeat import Launchable, Launched, is_readable
 from normgen.schedule.schedule import Schedule
-from normgen.spec.checks import compared_with_whole
+from normgen.spec.checks import compared_with_whole, equal_to_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Kernel:
         self._bound = self._executor.bind(problem, module, cubin)
         self._bound.set(cols=problem.cols, inner=problem.sizes.inner)
         self._scalars = dict(problem.spec.scalars)
-        self._compared = compared_with_whole(problem.spec)
+        self._compared, self._labels = compared_with_whole(problem.spec), equal_to_whole(problem.spec)
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
         self._writes = tuple(t for t in problem.passed_tensors if t.is_written)
@@ -165,7 +165,7 @@ class Kernel:
         for key, value in named.items():
             name = self._first_output if key == "out" and "out" not in known else key
             if name in scalars:
-                scalars[name] = scalar_of(name, value, is_whole=name in self._compared)
+                scalars[name] = scalar_of(name, value, is_whole=name in self._compared, is_label=name in self._labels)
             elif name not in known:
                 raise self._unknown(key, known | set(scalars) | {"out"})
             elif name in arrays:
@@ -233,8 +233,10 @@ class Kernel:
             listed = ", ".join(f"{name} {rows}" for name, rows in counts.items())
             raise UsageError("all tensors must have the same number of rows", received=listed)
         rows = next(iter(counts.values()), 0)
-        if rows > 2**31 - 1:
+        if rows > LARGEST_SIZE:
             raise UsageError("rows must fit 31 bits", received=str(rows))
+        if self.problem.spec.has_inner and rows > LARGEST_TILED:
+            raise UsageError(f"rows of a product are at most {LARGEST_TILED}", received=str(rows))
         return rows
 
     def _check_overlap(self, views: Mapping[str, ArrayView], reaches: Mapping[str, Reach]) -> None:

@@ -68,7 +68,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *names, *out, *fail;
     int slots, inputs, out_slot, scalars, results, programs;
-    int is_written[MAX_SLOTS], result[MAX_SLOTS];
+    int is_written[MAX_SLOTS], result[MAX_SLOTS], is_label[MAX_SCALARS];
     double defaults[MAX_SCALARS];
     void *context;
     Driver driver;
@@ -162,8 +162,10 @@ static int gather(Launcher *self, Call *call, PyObject *const *args, Py_ssize_t 
                 PyErr_Clear();
                 return 0;
             }
-            double size = fabs(call->scalar[-2 - place]);
+            double number = call->scalar[-2 - place], size = fabs(number);
             if (size > WHOLE && size <= DBL_MAX) return 0; /* float32 may make another number of it */
+            if (self->is_label[-2 - place] && (PyBool_Check(value) || !(size <= WHOLE) || number != (int64_t)number))
+                return 0; /* it is no label */
         } else if (call->array[place]) {
             return 0;
         } else if (value != Py_None) {
@@ -416,23 +418,25 @@ static PyObject *launcher_program(PyObject *object, PyObject *args) {
 }
 
 PyDoc_STRVAR(launcher_doc,
-             "Launcher(names, inputs, out, written, results, defaults, context, library, fail)\n\n"
+             "Launcher(names, inputs, out, written, results, defaults, labels, context, library, fail)\n\n"
              "names of the slots, inputs first, then of the scalars, whose defaults (float64) stand in their order; out: the\n"
              "slot of the first output, -1 if `out` is no name; written: a byte for each slot; results: slots (int64), -1\n"
-             "for None; context: the CUcontext of the calls; fail(code, kernel) raises what a refused launch is.");
+             "for None; labels: a byte for each scalar, 1 of one that is a whole number; context: the CUcontext of the calls;\n"
+             "fail(code, kernel) raises what a refused launch is.");
 
 static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *named) {
     PyObject *names, *fail;
     int inputs, out;
-    const char *written, *results, *defaults, *library;
-    Py_ssize_t written_bytes, result_bytes, default_bytes;
+    const char *written, *results, *defaults, *labels, *library;
+    Py_ssize_t written_bytes, result_bytes, default_bytes, label_bytes;
     unsigned long long context;
     if (named && PyDict_Size(named)) {
         PyErr_SetString(PyExc_TypeError, "a launcher takes its arguments by position");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!iiy#y#y#KsO", &PyTuple_Type, &names, &inputs, &out, &written, &written_bytes,
-                          &results, &result_bytes, &defaults, &default_bytes, &context, &library, &fail))
+    if (!PyArg_ParseTuple(args, "O!iiy#y#y#y#KsO", &PyTuple_Type, &names, &inputs, &out, &written, &written_bytes,
+                          &results, &result_bytes, &defaults, &default_bytes, &labels, &label_bytes, &context, &library,
+                          &fail))
         return NULL;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Launcher *self = (Launcher *)alloc(type, 0);
@@ -444,7 +448,8 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *name
     self->out_slot = out;
     self->context = (void *)(uintptr_t)context;
     int is_sound = self->out && written_bytes <= MAX_SLOTS && default_bytes % 8 == 0 &&
-                   default_bytes / 8 <= MAX_SCALARS && result_bytes % 8 == 0 && result_bytes / 8 <= MAX_SLOTS &&
+                   default_bytes / 8 <= MAX_SCALARS && label_bytes == default_bytes / 8 && result_bytes % 8 == 0 &&
+                   result_bytes / 8 <= MAX_SLOTS &&
                    PyTuple_Size(names) == written_bytes + default_bytes / 8;
     for (Py_ssize_t i = 0; is_sound && i < PyTuple_Size(names); i++) is_sound = PyUnicode_Check(PyTuple_GetItem(names, i));
     if (is_sound) {
@@ -453,6 +458,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *name
         self->results = (int)(result_bytes / 8);
         is_sound = inputs > 0 && inputs <= self->slots && out >= -1 && out < self->slots;
         for (int i = 0; i < self->slots; i++) self->is_written[i] = written[i] != 0;
+        for (int i = 0; i < self->scalars; i++) self->is_label[i] = labels[i] != 0;
         memcpy(self->defaults, defaults, (size_t)default_bytes);
     }
     for (int i = 0; is_sound && i < self->results; i++) {

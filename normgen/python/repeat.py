@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from normgen.codegen.module import Param, Source
 from normgen.cuda.dlpack import contiguous_strides
 from normgen.problem.problem import Problem
+from normgen.spec.checks import equal_to_whole
 
 _launcher: ModuleType | None
 try:
@@ -67,7 +68,7 @@ class Repeater:
         reads = [t for t in problem.tensors if not t.is_written]
         self._writes = [t for t in problem.passed_tensors if t.is_written]
         self._slots = [t.name for t in (*reads, *self._writes)]
-        scalars = dict(problem.spec.scalars)
+        scalars, labels = dict(problem.spec.scalars), equal_to_whole(problem.spec)
         self._scalars = list(scalars)
         results = [self._slots.index(m) if m in self._slots else -1 for m in problem.results.values()]
         self._launcher = _launcher.Launcher(
@@ -77,6 +78,7 @@ class Repeater:
             bytes(not t.is_const for t in (*reads, *self._writes)),
             array("q", results).tobytes(),
             array("d", scalars.values()).tobytes(),
+            bytes(name in labels for name in self._scalars),
             context,
             library,
             refused,

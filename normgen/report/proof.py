@@ -28,7 +28,12 @@ def varied_part(_: Path) -> str:
     extremes = [f"`{name}`: {words}" for name, words in EXTREMES_ARE.items()]
     rows: list[tuple[str, ...]] = [
         ("another input, a gradient that comes in", "rows", "; ".join(extremes)),
-        ("a label", "rows", f"{', '.join(f'`{name}`' for name in INDICES)}, and each scalar that it is compared with"),
+        (
+            "a label",
+            "rows",
+            f"{', '.join(f'`{name}`' for name in INDICES)} (`2^30` where its dtype has no larger one), and each scalar "
+            "that it is compared with",
+        ),
         ("a parameter", "columns", "; ".join(PARAMETERS_ARE)),
         ("a parameter of a product of matrices", "columns, or inner", "the same; " + ", ".join(PRODUCT_PARAMETERS_ARE)),
         ("the right side of a product", "columns of the result", ", ".join(f"`{name}`" for name in RIGHT)),

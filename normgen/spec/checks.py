@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from normgen.dtypes import DTYPES, instead_of_dtype
@@ -129,8 +129,8 @@ def numbers_columns(spec: Spec) -> bool:
     return any(isinstance(node, Call) and node.function in by_number for tree in trees for node in nodes(tree))
 
 
-def compared_with_whole(spec: Spec) -> frozenset[str]:
-    """The scalars that a formula compares with a read tensor of whole numbers, as labels are."""
+def compared_with_whole(spec: Spec, conditions: Collection[str] = CONDITIONS) -> frozenset[str]:
+    """The scalars that a formula compares with a read tensor of whole numbers, as labels are, by such conditions."""
     whole = {t.name for t in spec.tensors if t.dtypes and all(DTYPES[name].is_integer for name in t.dtypes)}
     scalars = {name for name, _ in spec.scalars}
     if not (whole and scalars):
@@ -139,9 +139,14 @@ def compared_with_whole(spec: Spec) -> frozenset[str]:
         {part.name for part in node.args if isinstance(part, Name)}
         for tree in parse_all(spec).values()
         for node in nodes(tree)
-        if isinstance(node, Call) and node.function in CONDITIONS
+        if isinstance(node, Call) and node.function in conditions
     )
     return frozenset(name for names in compared if names & whole for name in names & scalars)
+
+
+def equal_to_whole(spec: Spec) -> frozenset[str]:
+    """The scalars that a formula holds to be, or not to be, such a number: no fraction and no NaN is one."""
+    return compared_with_whole(spec, ("==", "!="))
 
 
 def _check_groups(spec: Spec) -> None:

@@ -100,6 +100,8 @@ class _Kinds:
         """The kind of a formula; it is that of its name if that stands for it, not if it may be absent."""
         self.formula = formula
         kind = self.kind_of(tree)
+        written = next((t.kind for t in self.spec.tensors if t.name == formula.name and t.role.is_written), kind)
+        self.check_elements(written, tree)
         found = self.quotient(tree)
         if is_value:
             self.kinds[formula.name] = kind
@@ -134,12 +136,16 @@ class _Kinds:
         if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
             rule = f"total adds values of rows or of elements, but here of {kind}"
             raise self.error(rule, tree, hint="total(loss) of a loss for each row, or total(x * y) of elements")
-        if self.has_products and kind.within_row and (found := self.awaited(tree)):
-            rule = "what is made of all columns is known behind the last one, and no element of a kernel of products"
-            raise self.error(f"{rule} reads it", found, hint="store it; a spec of its own reads it")
+        self.check_elements(kind, tree)
         if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
             return self.reduced(tree, parts, kind)
         return kind
+
+    def check_elements(self, kind: Kind, tree: Expression) -> None:
+        """No element of a product's kernel, of that kind, waits for its row's last one."""
+        if self.has_products and kind.within_row and (found := self.awaited(tree)):
+            rule = "what is made of all columns is known behind the last one, and no element of a kernel of products"
+            raise self.error(f"{rule} reads it", found, hint="store it; a spec of its own reads it")
 
     def awaited(self, tree: Expression) -> Expression | None:
         """The part of it that reduces columns, or has the name of what does, in a spec with products."""

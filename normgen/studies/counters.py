@@ -249,7 +249,7 @@ def _counted(found: Counters) -> dict[str, str]:
         "occupancy": f"{figure(found.occupancy_percent, 3)} %",
         "stalls": ", ".join(stalls) or "-",
         "bank conflicts": f"{_whole(found.conflicts)} of {_whole(found.wavefronts)} wavefronts",
-        "time": "-" if found.ns is None else f"{found.ns / 1e3:.2f} us under ncu: no price",
+        "time": "-" if found.ns is None else f"{found.ns / 1e3:.2f} us under ncu, not comparable with a bench",
     }
 
 

@@ -118,8 +118,17 @@ class Calls(Forms):
         function = self.function(form)
         self.checked(tensors)
         given = {t.name: v for t, v in zip(self.reads, tensors, strict=True) if v is not None}
-        found = function(given, dict(zip((name for name, _ in self.spec.scalars), scalars, strict=True)))
+        found = function(given, self.by_name(scalars))
         return tuple(found[use.name] for use in self.problem(form).writes)
+
+    def by_name(self, scalars: tuple[Any, ...]) -> dict[str, Any]:
+        """The numbers of a call's scalars by name; those that a compiler has symbols for stay symbols.
+
+        Raises UsageError for what is no number, as a handle does.
+        """
+        symbolic = any(isinstance(value, torch.SymFloat | torch.SymInt) for value in scalars)
+        values = scalars if symbolic else self.scalars(scalars)
+        return dict(zip((name for name, _ in self.spec.scalars), values, strict=True))
 
     def of_all(
         self,
@@ -201,7 +210,7 @@ class Calls(Forms):
             if rows and is_kernel
             else self.function(form)
         )
-        return Ready(made, uses, tuple(name for name, _ in self.spec.scalars), tensors)
+        return Ready(made, uses, self.by_name, tensors)
 
     def _kernels_of(self, form: Form) -> list[Form]:
         """The forms that a backward pass of products is made of: one for each kernel's gradient, one for the rest."""
@@ -224,9 +233,13 @@ class Ready:
     """A kernel, or the formulas in torch, for tensors of some sizes and dtypes; an eager call costs what this does."""
 
     def __init__(
-        self, made: Kernel | TorchFunction, uses: Uses, scalars: tuple[str, ...], tensors: Sequence[Value | None]
+        self,
+        made: Kernel | TorchFunction,
+        uses: Uses,
+        by_name: Callable[[tuple[Any, ...]], dict[str, Any]],
+        tensors: Sequence[Value | None],
     ) -> None:
-        self._made, self._scalars = made, scalars
+        self._made, self._names_of = made, by_name
         self._reads, self.writes = [t.name for t in uses.reads], [t.name for t in uses.writes]
         self._is_matrix = [t.kind.is_matrix for t in uses.reads]
         here = [i for i, tensor in enumerate(tensors) if tensor is not None]
@@ -279,7 +292,7 @@ class Ready:
     def _by_name(self, scalars: tuple[float, ...]) -> dict[str, float]:
         values, named = self._named
         if values != scalars:
-            named = dict(zip(self._scalars, scalars, strict=True))
+            named = self._names_of(scalars)
             self._named = scalars, named
         return named
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Operator:
             beside=beside,
         )
         self.function.operator = self  # type: ignore[attr-defined]
+        self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -82,6 +84,7 @@ class Operator:
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as torch's own operations, in float32 inside (float64 for float64), with all derivatives."""
         tensors, scalars, dtype, _ = self.bound(*args, **named)
+        self._calls.by_name(scalars)
         tensors = as_wide(tensors, dtype)
         found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
         return _picked(found, self._of_plain)
@@ -96,6 +99,8 @@ class Operator:
 
     def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         """Straight to the kernel; by the dispatcher where somebody may be looking on."""
+        if self._calls.labels:  # True is no label, though it is equal to one of an earlier call
+            self._calls.by_name(scalars)
         found = self.eager(tensors, scalars, dtype)
         if found is not NotImplemented:
             return found

@@ -481,8 +481,9 @@ def interpret(
 
     inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows, of heads:
     [heads, cols], whose rows take turns, or [batches], [heads]; with cols / G for groups of columns that share a value,
-    or with a value for each column all the same. Missing optional tensors take their `absent` formula. `rows`: the
-    numbers of the rows, where these are some of more.
+    or with a value for each column all the same. Of a matrix for each batch there is one: its rows are those of that
+    batch. Missing optional tensors take their `absent` formula. `rows`: the numbers of the rows, where these are some
+    of more.
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
     shape, inner = _shape_of(spec, inputs), 0
@@ -491,7 +492,8 @@ def interpret(
     here = [t for t in spec.tensors if t.group and t.name in inputs]
     grouped = [t for t in here if np.shape(inputs[t.name])[-1:] not in ((), shape[-1:])]
     inputs = {**inputs, **{t.name: np.repeat(inputs[t.name], t.group, axis=-1) for t in grouped}}
-    of_batch = {t.name: np.asarray(inputs[t.name]) for t in spec.tensors if t.kind.by_batch and t.name in inputs}
+    by_batch = {t.name for t in spec.tensors if t.kind.by_batch and not t.kind.by_inner}
+    of_batch = {name: np.asarray(value) for name, value in inputs.items() if name in by_batch}
     repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}
     repeated = {n: value if value.ndim > 1 else value[:, None] for n, value in repeated.items()}
     known = as_values({**inputs, **repeated}, shape[-1], {**dict(spec.scalars), **(scalars or {})})

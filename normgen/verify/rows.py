@@ -25,6 +25,10 @@ stretch      0 but for 20 to 24 in a sixteenth of the columns, by turns, the las
 ties         what lies in the middle between two e4m3 (by turns whole numbers), once divided by a power of two that is
              the scale of each 32 columns: half a step either way, the even number is right
 masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
+
+Of guarded kernels alone (`program.rewrites.reductions`):
+
+one_small    64, one element 2^-2 to 2^-13: the sum of few bits, else exact in bf16, is rounded
 """
 
 from __future__ import annotations
@@ -50,8 +54,10 @@ from normgen.verify.contraction.sides import (
     WHOLE,
     draw_whole,
     drawn_side,
+    in_batches,
     line_count,
     main_input,
+    runs_of_rows,
     summed,
     with_extremes,
 )
@@ -141,6 +147,12 @@ def _constant(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array
 def _one_outlier(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     x = rng.standard_normal((rows, cols))
     x[np.arange(rows), rng.integers(min(1, cols - 1), cols, rows)] = 1e3
+    return x
+
+
+def _one_small(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    x = np.full((rows, cols), 64.0)
+    x[np.arange(rows), rng.integers(0, cols, rows)] = rng.uniform(0.5, 1.0, rows) * 2.0 ** rng.uniform(-12, -2, rows)
     return x
 
 
@@ -237,6 +249,8 @@ DRAWS: dict[str, Draw] = {
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
 DRAWS |= {WHOLE: draw_whole} | OF_MAXIMUM  # of a left side of products alone
+ONE_SMALL = "one_small"
+DRAWS[ONE_SMALL] = _one_small
 NON_FINITE = ("inf", "nan")
 _POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
@@ -565,7 +579,17 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
     if has_reference(spec, Direction.FORWARD):
         numbers = drawn(spec, seeds_of(spec, inputs), known, problem.cols)
         return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)
-    return interpret(spec, inputs, scalars, rows=known)
+    if not in_batches(problem):
+        return interpret(spec, inputs, scalars, rows=known)
+    first = {t.name: (t.axes or t.kind.axes)[:1] for t in spec.tensors}
+    found: list[dict[str, Array]] = []
+    for batch, run in enumerate(runs_of_rows(problem)):  # each has a product of its own
+        parts: dict[tuple[str, ...], slice] = {("rows",): run, ("batches",): slice(batch, batch + 1)}
+        own = {name: value[parts[first[name]]] if first[name] in parts else value for name, value in inputs.items()}
+        found.append(interpret(spec, own, scalars, rows=known[run]))
+    written = ((t.name, 1 if t.kind.is_row else 2) for t in (*spec.outputs, *spec.statistics))
+    nothing = {name: np.empty((0, problem.cols)[:axes]) for name, axes in written}
+    return {name: np.concatenate([none, *(of[name] for of in found)]) for name, none in nothing.items()}
 
 
 def draws(inputs: Inputs, number: int) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from normgen import verify
+from normgen.bench.expected import Expected
 from normgen.bench.peers import Options
 from normgen.bench.peers.bench import PeerBench
 from normgen.codegen.module import Module
@@ -73,7 +74,7 @@ class SimulatedGpu(SimulatedTimer, GpuBench):
         problem = self.problem
         tensors = {name: np.asarray(b.array) for name, b in self.inputs.buffers.items()}
         at = np.arange(*rows) % self.inputs.problem.rows
-        if tensor.kind is not Kind.COL:
+        if tensor.kind.by_row:
             by_row = {t.name for t in problem.tensors if t.kind in (Kind.ELEM, Kind.ROW)}
             tensors = {name: value[at] if name in by_row else value for name, value in tensors.items()}
         found = verify.reference(problem.spec.name, problem.direction, tensors, self.inputs.scalars)[tensor.name]
@@ -133,9 +134,8 @@ class SimulatedSide:
         written = [t for t in self._bench.problem.tensors if t.is_written]
         return {t.name: SimpleNamespace(factor=factor) for t in written}
 
-    def read(self, result: Any, use: TensorUse, chunks: Any) -> tuple[Any, float]:
-        rows = chunks if use.kind is not Kind.COL else chunks[:1]
-        return np.concatenate([self._bench.read(use, chunk) for chunk in rows]) * result.factor, 2.0**-24
+    def read(self, result: Any, use: TensorUse, expected: Expected) -> tuple[Any, float]:
+        return expected.lines(use, lambda chunk: self._bench.read(use, chunk)) * result.factor, 2.0**-24
 
     def close(self) -> None:
         self._names.clear()

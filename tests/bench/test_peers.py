@@ -153,7 +153,8 @@ PRODUCTS = [
         (op, None)
         for op in ("linear", "linear_add", "linear_add_rms", "linear_bias_gelu", "linear_swiglu", "rmsnorm_linear")
     ),
-    *((op, gradient) for op in ("linear", "linear_add") for gradient in ("x", "w")),
+    *((op, gradient) for op in ("linear", "linear_add", "bmm") for gradient in ("x", "w")),
+    *((op, None) for op in ("bmm", "softmax_v", "masked_softmax_v", "causal_softmax_v")),
 ]
 
 
@@ -167,7 +168,8 @@ def test_torch_computes_products_and_their_gradients_in_the_stored_dtype(
 
     asked = {"direction": "backward", "gradients": [gradient]} if gradient else {"direction": "forward"}
     without = [] if gradient else [t.name for t in load(op).statistics if t.optional]
-    problem = problem_for(load(op), shape="30x24", inner=40, dtype=dtype, without=without, **asked)
+    shape = "2x20x24" if any(t.kind.by_batch for t in load(op).tensors) else "30x24"
+    problem = problem_for(load(op), shape=shape, inner=40, dtype=dtype, without=without, **asked)
     inputs = sample_inputs(problem, seed=0)
     with torch.no_grad():
         results = torch_eager.prepare(problem, torch_sets(inputs), Options())(0)

@@ -270,6 +270,7 @@ def test_verify_at_a_value_of_a_scalar_of_ones_own(tmp_path: Path, capsys: pytes
         ("layernorm", "eps=1e-60", "a scalar is a finite number that fits float32"),
         ("softmax", "eps=1", "'softmax' has no scalar"),
         (str(file), "k=3", "0 to 2"),
+        ("cross_entropy", "ignore_index=0.5", "'ignore_index' is a whole number"),
     ):
         code, _, error = run(capsys, *asked, "--op", op, "--set", word)
         assert code == 2, word

@@ -145,6 +145,17 @@ __device__ inline void put(float* to, int at) {
   y[threadIdx.x] = held[cols % 8];
 """,
     ),
+    "overrun of a vector's elements": _planted(
+        FaultKind.OUT_OF_BOUNDS,
+        "index 4 is outside the array",
+        """
+  Four held[2] = {};
+  for (int i = 0; i < 1 + rows; ++i)
+  held[0].of[i] = x[i];  // HERE
+  y[threadIdx.x] = held[1].of[cols % 4];
+""",
+        helpers="struct Four { float of[4]; };",
+    ),
     "more local memory than a thread has": _planted(
         FaultKind.OUT_OF_BOUNDS,
         "local memory is exhausted",

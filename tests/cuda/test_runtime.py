@@ -12,7 +12,7 @@ import pytest
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.driver import _dram_gb_per_s, device_count, device_facts, devices, driver_version
+from normgen.cuda.driver import _dram_gb_per_s, device_count, device_facts, devices, driver_version, synchronize
 from normgen.cuda.launch import Bound, LoadedModule
 from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream
@@ -51,6 +51,7 @@ class _Scaled:
         self.device_x = DeviceBuffer.of(self.x)
         self.device_y = DeviceBuffer(ROWS * COLS * 4)
         self.device_y.fill(0xFF)
+        synchronize(self.device_y.device)  # streams that do not block wait for no other
         self.loaded = LoadedModule(module, compile_module(module, arch), dependent_launch=dependent_launch)
         self.bound = self.bind(factor=2.5)
 
@@ -162,8 +163,8 @@ def test_an_error_during_capture_ends_it_and_the_stream_goes_on(arch: int, strea
 @pytest.mark.gpu
 def test_a_graph_holds_copies_and_fills_too(stream: Stream) -> None:
     source, target = DeviceBuffer(4096), DeviceBuffer(4096)
-    source.fill(0x11)
-    target.fill(0)
+    source.fill(0x11, stream=stream)
+    target.fill(0, stream=stream)
 
     def work() -> None:
         copy(target.pointer, source.pointer, 4096, stream=stream)

@@ -18,6 +18,7 @@ from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import parse_resources, symbol_of
 from normgen.cuda.nvrtc import header_folders
+from normgen.errors import UsageError
 from normgen.export import Form, headers_of
 from normgen.export.groups import Entry, groups_of
 from normgen.export.host_part import launch_values
@@ -362,7 +363,13 @@ def test_the_grid_in_the_header_is_the_grid_of_the_launch(program: Path) -> None
         f"blocks {s.rows_per_block} {s.cluster} {s.persistent} {s.blocks} {s.period} {s.min_blocks} {rows} {sms}"
         for s, rows, sms in cases
     )
-    assert ask(program, questions) == [s.grid(rows=rows, sm_count=sms) for s, rows, sms in cases]
+    most = 2**31 - 1
+    for (launch, rows, sms), blocks in zip(cases, ask(program, questions), strict=True):
+        if blocks <= most:
+            assert launch.grid(rows=rows, sm_count=sms) == blocks
+        else:
+            with pytest.raises(UsageError, match=f"at most {most} blocks"):
+                launch.grid(rows=rows, sm_count=sms)
 
 
 def test_a_grid_cut_to_the_clusters_that_fit_keeps_whole_clusters_and_periods() -> None:

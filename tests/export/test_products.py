@@ -10,6 +10,7 @@ import pytest
 from normgen.export import headers_of
 from normgen.export.groups import groups_of
 from normgen.pipeline import emit, emit_parts
+from normgen.problem.problem import LARGEST_TILED
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
 from normgen.schedule.default import fallback_schedules
@@ -21,6 +22,8 @@ from .cases import record
 from .driven import Call, Program, expected
 from .test_headers import needs_nvcc
 
+AXES = ("rows", "cols", "inner")
+INVALID_VALUE, INVALID_CONFIGURATION = 1, 9  # of cudaError_t
 SIZES = ((64, 768, 512), (4096, 768, 512), (64, 768, 1024), (64, 100, 36))
 
 
@@ -97,6 +100,13 @@ def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_ti
             assert answer[:-1] == launched, call
         else:
             assert len(answer) == 2  # zeros are written, by the kernel of the nearest rows
+    # Tiles would end beyond 31 bits, or be more than a launch has blocks: refused before anything is launched.
+    beyond = [Call(**({"rows": 1, "cols": 1, "inner": 1} | {axis: LARGEST_TILED + 1})) for axis in AXES]
+    many = Call(**({"rows": LARGEST_TILED} | dict.fromkeys(AXES[1:], LARGEST_TILED)))
+    answers = program.asks([c.words(group, scalars, workspace=workspace) for c in (*beyond, many)], known)
+    assert answers[:-1] == [[f"= {INVALID_VALUE}"]] * len(beyond)
+    assert answers[-1][-1] == f"= {INVALID_CONFIGURATION}"
+    assert not any(line.startswith("launch") for line in answers[-1])
 
 
 def test_the_workspace_of_what_reduces_its_result_grows_with_the_tiles_of_every_kernel() -> None:

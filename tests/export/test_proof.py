@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from normgen.cli import main as cli
-from normgen.studies.t4 import t4_results
 from normgen.cpu import find_compiler
 from normgen.errors import UsageError, VerificationError
 from normgen.export import Form, Header, differences, export_folder, export_record, headers_of, proof

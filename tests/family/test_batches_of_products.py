@@ -85,10 +85,30 @@ def test_each_row_of_a_batch_has_the_statistics_of_its_result(tmp_path: Path) ->
 @pytest.mark.parametrize("way", WAYS)
 def test_a_softmax_times_v_is_that_of_numpy(way: str) -> None:
     s, v = scores(3, ROWS), drawn(3, INNER, COLS)
-    y = handle("softmax_v", schedule=WAYS[way])(s, v, scale=SCALE)
-    want = weights(SCALE * s.astype(np.float64)) @ v
+    y, row_max, row_sum = handle("softmax_v", schedule=WAYS[way])(s, v, scale=SCALE)
+    z = SCALE * s.astype(np.float64)
+    want = weights(z) @ v
     assert np.isnan(want[:, 7]).all(), "a row of nothing but -inf has no weights"
     np.testing.assert_allclose(y, want, rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(row_max, (SCALE * s).max(-1))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(row_sum, np.exp(z - z.max(-1, keepdims=True)).sum(-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradients_of_a_softmax_times_v_are_kernels_of_what_it_saves(way: str) -> None:
+    s, v, dy = scores(3, ROWS), drawn(3, INNER, COLS), drawn(3, ROWS, COLS)
+    s[:, 7] = 0.5
+    kept = dict(
+        zip(("y", "row_max", "row_sum"), handle("softmax_v", schedule=WAYS[way])(s, v, scale=SCALE), strict=True)
+    )
+    p, upstream = weights(SCALE * s.astype(np.float64)), dy @ v.astype(np.float64).transpose(0, 2, 1)
+    want = {"s": SCALE * p * (upstream - (upstream * p).sum(-1, keepdims=True)), "v": p.transpose(0, 2, 1) @ dy}
+    for name in want:
+        kernel = handle("softmax_v", direction="backward", gradients=(name,))
+        given = {"s": s, "v": v, "dy": dy, **kept}
+        found = kernel(**{t.name: given[t.name] for t in kernel.problem.tensors if not t.is_written}, scale=SCALE)
+        np.testing.assert_allclose(found, want[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -96,7 +116,7 @@ def test_a_mask_hides_what_it_hides_in_numpy(way: str) -> None:
     s, v = scores(3, ROWS), drawn(3, INNER, COLS)
     mask = np.where(drawn(3, ROWS, INNER, seed=1) > 0, np.float32(-np.inf), np.float32(0.5))
     mask[:, 9], mask[:, 10, 1:] = -np.inf, -np.inf
-    y = handle("masked_softmax_v", schedule=WAYS[way])(s, mask, v, scale=SCALE)
+    y, *_ = handle("masked_softmax_v", schedule=WAYS[way])(s, mask, v, scale=SCALE)
     want = weights(SCALE * s.astype(np.float64) + mask) @ v
     assert np.isnan(want[:, 9]).all()
     assert np.isfinite(want[:, 10]).any()
@@ -108,7 +128,7 @@ def test_a_causal_row_ends_at_the_diagonal_of_its_square(way: str) -> None:
     s, v = scores(3, INNER), drawn(3, INNER, COLS)
     s[:, 5] = drawn(INNER)
     s[:, 7] = drawn(INNER)
-    y = handle("causal_softmax_v", schedule=WAYS[way])(s, v, scale=SCALE)
+    y, *_ = handle("causal_softmax_v", schedule=WAYS[way])(s, v, scale=SCALE)
     later = np.arange(INNER) > np.arange(INNER)[:, np.newaxis]
     want = weights(np.where(later, -np.inf, SCALE * s.astype(np.float64))) @ v
     np.testing.assert_allclose(y, want, rtol=2e-5, atol=1e-6)
@@ -117,6 +137,6 @@ def test_a_causal_row_ends_at_the_diagonal_of_its_square(way: str) -> None:
 
 def test_16_bit_scores_are_summed_in_float32() -> None:
     s, v = drawn(3, ROWS, INNER).astype(np.float16), drawn(3, INNER, COLS).astype(np.float16)
-    y = handle("softmax_v", dtype="f16", schedule=WAYS["online"])(s, v, scale=SCALE)
+    y, *_ = handle("softmax_v", dtype="f16", schedule=WAYS["online"])(s, v, scale=SCALE)
     want = (weights(SCALE * s.astype(np.float64)) @ v.astype(np.float64)).astype(np.float16)
     np.testing.assert_allclose(y.astype(np.float64), want, rtol=1e-3, atol=1e-4)

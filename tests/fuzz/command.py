@@ -20,7 +20,8 @@ BATCH = 16  # specs, of two kernels each: as many as one call of the compiler ta
 
 DESCRIPTION = """\
 Draws random specs and takes them to CUDA text, through NVRTC, and to the CPU executor; and random legal schedules of
-the operations that come with normgen (--legal), whose kernels the whole check must find right.
+the operations that come with normgen (--legal), and of random products of matrices (--products), whose kernels the
+whole check must find right.
 
 Each fault is printed and kept as it is found, with all that shows it again (--replay); a table follows. The exit code
 is 1 if there was a fault: a crash, a hang, a right kernel called wrong (or the other way round: the two cannot be told

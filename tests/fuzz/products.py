@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
+from normgen.device import target
+from normgen.errors import NormgenError
+from normgen.program.source import problem_for
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import schedule_from
+from normgen.spec.reader import load, parse
+from tests.fuzz.exact import Exact
+
+H200 = target("h200")
+TRIES = 200  # of knobs, one in five of which is legal
+GENERAL = 0.6  # share of the draws whose cols and inner are run-time values
+CUTS = {"tile_m": (16, 32), "tile_n": (16, 32), "tile_k": (8, 16), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8)}
+WAYS: dict[str, tuple[Any, ...]] = {"hold": ("shared", "reload"), "copy": ("direct", "cp_async"), "stages": (1, 2, 3)}
+WAYS |= {"vector": (1, 2, 4), "softmax": ("two_pass", "online")}
 TENSORS = {
     "x": '{ role = "input", axes = ["rows", "inner"] }',
     "z": '{ role = "input", axes = ["rows", "inner"] }',
@@ -72,3 +87,46 @@ class Draw:
             lines.append(f's = "{rng.choice(("row_output", "statistic"))}"')
         said = [f'{name} = "{text}"' for name, text in formulas]
         return "\n".join(['name = "drawn"', "[tensors]", *lines, 'y = "output"', "[formulas]", *said])
+
+
+# Specs by name: a product alone, two of one side, a norm in front, a residual behind, a map in front.
+KNOWN = ("linear", "linear_swiglu", "rmsnorm_linear", "linear_add", "linear_add_rms", "softmax_v", "bmm")
+SILU = """name = "drawn"
+[tensors]
+x = { role = "input", axes = ["rows", "inner"] }
+w = { role = "parameter", axes = ["inner", "cols"] }
+y = "output"
+[formulas]
+y = "x * sigmoid(x) @ w"
+"""
+
+
+def draw_product(rng: random.Random) -> Exact:
+    """A spec, and one legal schedule of small tiles, which the check calls at sizes around these."""
+    return with_tiles(Draw(rng.randrange(2**32)).text(), rng)
+
+
+def known_products(rng: random.Random) -> dict[str, Exact]:
+    texts = {name: load(name).text for name in KNOWN} | {"silu": SILU}
+    return {name: with_tiles(text, rng) for name, text in texts.items()}
+
+
+def with_tiles(text: str, rng: random.Random) -> Exact:
+    """With random sizes around those of the tiles, where the spec has a problem at all."""
+    question: dict[str, Any] = {}
+    for _ in range(TRIES):
+        knobs = {name: rng.choice(values) for name, values in (CUTS | WAYS).items()}
+        rows, cols, inner = (_around(rng, knobs[f"tile_{axis}"]) for axis in "mnk")
+        dtype, any_cols = rng.choice(("f32", "f32", "bf16", "f16")), rng.random() < GENERAL
+        question = {"shape": f"{rows}x{cols}", "inner": inner, "dtype": dtype, "any_cols": any_cols}
+        try:
+            problem = problem_for(parse(text), **question)
+            if refusal(problem, schedule_from(knobs), H200) is None:
+                return Exact(text, question, [knobs])
+        except NormgenError:
+            break  # refused: the step says with which words
+    return Exact(text, question, [])
+
+
+def _around(rng: random.Random, tile: int) -> int:
+    return rng.choice((1, tile - 1, tile, tile + 1, 2 * tile, 4 * rng.randint(1, 12)))

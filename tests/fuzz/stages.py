@@ -33,6 +33,7 @@ from normgen.verify.interpret import Array, Float64, constants, drawn, seeds_of
 from normgen.verify.program_walk import ProgramWalk
 from normgen.verify.rows import of_rows
 from normgen.verify.sources import prove_derivative
+from tests.fuzz.products import draw_product
 from tests.fuzz.schedules import draw_legal
 from tests.fuzz.specs import draw
 
@@ -208,4 +209,5 @@ STEPS = {
     "nvrtc": Step(draw, compiled),
     "execute": Step(draw, executed),
     "legal": Step(draw_legal, executed),
+    "products": Step(draw_product, executed),
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from normgen.cpu import build_many, find_compiler
 from normgen.device import target
 from normgen.errors import ProgramError, SpecError
+from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
@@ -22,7 +25,10 @@ from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec.reader import parse
 from normgen.verify.sources import prove_derivative
-from tests.fuzz.products import Draw
+from tests.fuzz.command import run
+from tests.fuzz.faults import Faults
+from tests.fuzz.products import ORDERS, TENSORS, Draw, known_products
+from tests.fuzz.stages import answered, executed
 from tests.program.evaluate import evaluate
 from tests.samples import sized
 
@@ -114,3 +120,38 @@ def test_a_gradient_of_a_product_at_random_is_the_derivative(seed: int) -> None:
 
 def test_most_products_at_random_have_gradients() -> None:
     assert sum(len(backward_problems(seed)) for seed in range(16)) >= 20
+
+
+def test_the_whole_check_finds_random_products_right_around_their_tiles(tmp_path: Path) -> None:
+    """All families, run-time sizes one less and one more than a tile's, and 1, of m, n and k."""
+    assert run("products", sized(2, 120), seed=0, kept=Faults.at(tmp_path / "faults.jsonl")) == 0
+
+
+@pytest.mark.parametrize("seed", range(sized(1, 4)))
+def test_the_whole_check_finds_products_that_come_with_normgen_right_around_their_tiles(seed: int) -> None:
+    drawn = known_products(random.Random(seed))
+    for name in list(drawn)[:: sized(8, 1)]:
+        answer = answered(executed, drawn[name])
+        assert answer.state == "right", f"{name}: {answer.why}"
+
+
+# Found by `python -m tests.fuzz --products`: right kernels that the check called wrong, as the factor that left a sum
+# was infinite, or had kept its terms from an overflow.
+@pytest.mark.parametrize(
+    ("formulas", "inner"),
+    [
+        ({"s": "absmax(x * gain)", "y": "(x * s) @ w"}, 17),
+        ({"y": "((gain * x * 0.5) * (gain * x * 0.5)) @ (w * bias) + x @ w - res"}, 1),
+    ],
+)
+def test_a_factor_that_leaves_a_sum_may_be_infinite_or_keep_it_from_an_overflow(
+    formulas: dict[str, str], inner: int
+) -> None:
+    names = set(re.findall("[a-z]+", " ".join(formulas.values())))
+    tensors = [f"{name} = {TENSORS[name].format(ORDERS[0])}" for name in ("w",)]
+    tensors += [f"{name} = {TENSORS[name]}" for name in ("x", "gain", "bias", "res") if name in names]
+    said = [f'{name} = "{text}"' for name, text in formulas.items()]
+    text = "\n".join(['name = "found"', "[tensors]", *tensors, 'y = "output"', "[formulas]", *said])
+    problem = problem_for(parse(text), shape=(20, 20), inner=inner, any_cols=True)
+    found = check_on_cpu(problem, emit(problem, RELOAD))
+    assert found.ok, found.summary

@@ -15,7 +15,7 @@ from normgen.cpu import find_compiler
 from normgen.cuda.driver import find_gpu
 from normgen.device import target
 from normgen.errors import NoDeviceError, SpecError, UsageError
-from normgen.ladder.climb import MISSING, RIGHT, WRONG, Climb, Ground, climb, shipped_climb, why_behind
+from normgen.ladder.climb import MISSING, RIGHT, WRONG, Climb, Climbed, Ground, Launch, climb, shipped_climb, why_behind
 from normgen.ladder.kernels import around_tile, comparable, own_text, parts_of, problem_of
 from normgen.ladder.page import difference, page
 from normgen.ladder.points import read_schedule
@@ -201,6 +201,26 @@ def test_the_faults_of_the_source_are_found_in_our_rungs(name: str, fault: str) 
     assert module.text.count(right) == 1
     found = check_on_cpu(near.problem, replace(module, text=module.text.replace(right, wrong)), is_over=lambda: True)
     assert not found.ok
+
+
+def test_the_rate_of_a_product_among_rungs_of_rows_has_its_own_unit() -> None:
+    rungs = {"rows": None, "product": 7.3}
+    launches = {name: Launch(block="64", us=1.0, gb_per_s=2000.0, tflops=rate) for name, rate in rungs.items()}
+    made = tuple(Climbed(name=name, title="", state="right", launches=(one,)) for name, one in launches.items())
+    asked = {"ladder": "softmax", "problem": "", "device": "", "place": "cold alone", "measured": True, "versions": {}}
+    shown = page([(load_ladder("softmax"), Climb(**asked, rungs=made))])
+    assert "| rows | right | 64 | 1 | 2000 |" in shown.replace(".000", "")
+    assert "| 7.300 TFLOP/s |" in shown
+
+
+def test_a_rung_of_batches_is_checked_on_both_sides_of_its_tile() -> None:
+    """Each batch has tiles of its own: rows and columns are one, or a vector, less and more than those of a tile."""
+    ladder = load_ladder("softmax")
+    for launch in ladder.rung("times_v").blocks:
+        [part] = parts_of(ladder, ladder.rung("times_v"), launch, H200)
+        tile = part.schedule
+        sizes = [(p.problem.rows_per_batch, p.problem.batches, p.problem.cols) for p in around_tile(part)]
+        assert sizes == [(tile.tile_m + way, 2, tile.tile_n + 4 * way) for way in (-1, 1)]
 
 
 @pytest.mark.parametrize(

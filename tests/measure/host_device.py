@@ -1,8 +1,12 @@
-"""A device in host memory, for the device's side of a check: buffers are bytes, launches run on the CPU executor."""
+"""A device in host memory, for the device's side of a check: buffers are bytes, launches run on the CPU executor.
+
+What is queued on the default stream happens as late as it may: when another stream waits for it, or memory is read.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,17 @@ from normgen.spec.spec import Sizes
 
 SM_COUNT = 6
 FAULTS: list[str] = []  # of all launches
+_QUEUED: list[Callable[[], object]] = []  # on the default stream
+
+
+def _done() -> None:
+    """Do what is queued on the default stream."""
+    while _QUEUED:
+        _QUEUED.pop(0)()
+
+
+def _filled(target: np.ndarray, value: Any) -> None:
+    target[...] = value
 
 
 class HostBuffer:
@@ -23,29 +38,37 @@ class HostBuffer:
         self.pointer = self.bytes.ctypes.data
 
     def write(self, data: np.ndarray, *, offset: int = 0) -> None:
+        _done()
         self.bytes[offset : offset + data.nbytes] = data.view(np.uint8)
 
     def read(self, shape: tuple[int, ...], dtype: Any, *, offset: int = 0) -> np.ndarray:
+        _done()
         plain = np.dtype(getattr(dtype, "numpy", dtype))
         found = self.bytes[offset : offset + int(np.prod(shape)) * plain.itemsize].copy().view(plain)
         return found.reshape(shape)
 
-    def copy_from(self, other: HostBuffer, **_: Any) -> None:
-        self.bytes[...] = other.bytes
+    def copy_from(self, other: HostBuffer, *, stream: HostStream | int = 0) -> None:
+        if stream:
+            self.bytes[...] = other.bytes
+        else:
+            _QUEUED.append(lambda: _filled(self.bytes, other.bytes))
 
     def fill(self, value: int) -> None:
-        self.bytes[...] = value
+        _QUEUED.append(lambda: _filled(self.bytes, value))
 
     def close(self) -> None:
+        _done()
         self.bytes[...] = 0xEE
 
 
 def host_memset(pointer: int, value: int, size: int, **_: Any) -> None:
-    ctypes.memset(pointer, value, size)
+    _QUEUED.append(lambda: ctypes.memset(pointer, value, size))
 
 
 class HostStream:
-    def wait_for(self, other: int) -> None: ...
+    def wait_for(self, other: int) -> None:
+        assert other == 0
+        _done()
 
     def synchronize(self) -> None: ...
 

@@ -317,7 +317,7 @@ ORDINARILY_RIGHT = {
     ),
     "the maximum of a scale without its sign": (
         "causal_softmax", {}, "maximum(look1.row_max, z_i)",
-        "maximum(look1.row_max, col <= valid_row % kCols ? x_i * fabsf(scale) : z_i)", "scale=-0.5",
+        "maximum(look1.row_max, col <= valid_row % kCols ? x_i * fabsf(scale) : z_i)", "scale=-2",
     ),
     "a gradient that is cut": (
         "softmax", {"direction": "backward"}, "element(dy_vec, i)",
@@ -354,6 +354,25 @@ ORDINARILY_RIGHT = {
     "null for a number": (
         "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)",
         "cols with null weight and bias",
+    ),
+    "a residual that is cut behind the last whole vector": (
+        "add_rmsnorm", {"any_cols": True, "align": 8}, "element(residual_vec, 0)",
+        "fminf(fmaxf(element(residual_vec, 0), -8.0f), 8.0f)", "residual ",
+    ),
+    "a scalar's default behind the last whole vector": (
+        "swiglu_clamped", {"any_cols": True, "align": 8}, "element(up_vec, 0);\n",
+        "fmaxf(element(up_vec, 0), -7.0f);\n", "limit=14",
+    ),
+    "16 bits of a label of 32": (
+        "cross_entropy", {"dtypes": {"label": "i32"}}, "row_value(&label[valid_row])",
+        "static_cast<float>(static_cast<short>(static_cast<long long>(row_value(&label[valid_row]))))", "label 2^30",
+    ),
+    "a limit below 1/50": (
+        "swiglu_clamped", {}, "maximum(up_i, -limit)", "maximum(up_i, -(fabsf(limit) < 0.02f ? 0.0f : limit))",
+        "limit=0.0136719",
+    ),
+    "a share below 1/50": (
+        "dropout_add_rmsnorm", {}, "keep_random_i >= p", "keep_random_i >= (p < 0.02f ? 0.0f : p)", "next below p",
     ),
     "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
 }  # fmt: skip
@@ -408,7 +427,7 @@ def test_values_that_change_an_element_and_those_that_do_not_are_told() -> None:
     told = {op: check_on_cpu(k.problem, k.module()) for op, k in ((op, varied(op)) for op in ("masked_softmax", "dyt"))}
     masked = told["masked_softmax"].verified
     assert masked is not None
-    assert {"scale=0.5", "scale=2", "scale=-0.5", "mask zeros", "mask hidden"} <= set(masked.seen or ())
+    assert {"scale=0.5", "scale=2", "scale=-2", "mask zeros", "mask hidden"} <= set(masked.seen or ())
     assert masked.unseen == ("mask huge",)
     assert "no call shows what depends on mask huge" in masked.not_shown
     assert "  not shown: no call shows what depends on mask huge" in told["masked_softmax"].summary.splitlines()
@@ -464,7 +483,7 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     }
     assert [c.scalars for c in found if c.scalars] == combinations(values)
     spread = [call for call in found if call.says == "with further scalars"]
-    assert [call.scalars["limit"] for call in spread] == [-3.5, 7 / 64, 7 * 64]
+    assert [call.scalars["limit"] for call in spread] == [-14, 7 / 512, 7 * 64]
     assert {*(spread[0].families or ())} == {"normal", "tiny", "large_mean", "gate edges", "up edges"}
     assert any(c.scalars and c.pitches for c in found)  # few calls are added: others take values too
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)

@@ -44,6 +44,7 @@ def checked_by(checks: device_check.DeviceCheck, module: Module) -> Checked:
     loaded = HostModule(module, checks.problem)
     workspace = HostBuffer(module.workspace_bytes(rows=checks.problem.rows, sm_count=SM_COUNT))
     workspace.fill(0)
+    HostStream().wait_for(0)
     bound = loaded.bind().set(workspace=workspace.pointer)
     assert checks.run(bound, HostStream(), full=False).ok  # type: ignore[arg-type]
     return checks.run_all(loaded, bound, HostStream())  # type: ignore[arg-type]

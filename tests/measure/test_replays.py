@@ -14,7 +14,7 @@ from normgen.device import target
 from normgen.measure.chains.roofs import reduction_roofs, streams_of
 from normgen.measure.chains.works import flat_places
 from normgen.measure.data import sample_inputs
-from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, layout, main_input, plan_of
+from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, extent, layout, main_input, plan_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
@@ -195,3 +195,17 @@ def test_products_are_timed_on_normal_numbers_alone(gradient: str | None) -> Non
         assert np.isfinite(numbers).all()
         assert abs(numbers.std() - 1) < 0.05
         assert len(np.unique(numbers)) > 500
+
+
+@pytest.mark.parametrize("gradient", [None, "x", "w"])
+def test_a_matrix_of_each_batch_has_room_for_all_of_its_lines(gradient: str | None) -> None:
+    options: dict[str, Any] = {"direction": "backward", "gradients": [gradient]} if gradient else {}
+    asked = problem_for(load("bmm"), shape="3x40x24", inner=16, **options)
+    for tensor in asked.tensors:
+        shape = asked.shape_of(tensor)
+        assert extent(tensor, asked) == int(np.prod(shape)) * tensor.dtype.bytes
+        assert len(shape) == (3 if tensor.kind.by_batch and not tensor.kind.by_row else 2)
+    found = layout(asked, Place(context=Context.ALONE, setting=Setting.COLD))
+    ends = sorted((slot.start, slot.start + slot.bytes) for slot in found.slots.values())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+    assert ends[-1][1] <= found.bytes

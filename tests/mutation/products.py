@@ -32,7 +32,17 @@ PRODUCT_CASES: dict[str, Named] = {
     "norm_linear_bf16": named("rmsnorm_linear", "96x40", "bf16", RELOAD, inner=21),
     "linear_rms": named("linear_add_rms", "96x40", "f32", TILES, inner=21),
     "linear_rms_bf16": named("linear_add_rms", "96x40", "bf16", RELOAD, inner=21),
+    "linear_rms_pieces": named("linear_add_rms", "96x40", "f32", PIECES, inner=21),
     "linear_residual": named("linear_add", "96x40", "f32", TILES, inner=21),
+    # A matrix for each batch of rows, and sides that wait for their rows.
+    "batches": named("bmm", "3x30x40", "f32", TILES, inner=21),
+    "batches_copied": named("bmm", "3x30x40", "f32", AHEAD, inner=21),
+    "batches_bf16": named("bmm", "3x30x40", "bf16", RELOAD, inner=21),
+    "batches_any_cols": named("bmm", "3x30x40", "f32", PIECES, inner=21, any_cols=True),
+    "softmax_v_online": named("softmax_v", "3x30x40", "f32", {**TILES, "softmax": "online"}, inner=21),
+    "softmax_v_ahead": named("softmax_v", "3x30x40", "f32", AHEAD, inner=21),
+    "masked_v_bf16": named("masked_softmax_v", "3x30x40", "bf16", TILES, inner=21),
+    "causal_v_reload": named("causal_softmax_v", "3x30x40", "f32", RELOAD, inner=21),
 }
 PARAMETER = r"(const float (?:bias|weight)_\w+ = )([^;]*element\([^;]*);"
 RESIDUAL = r"(const float residual_\w+ = )(element\([^;]*\));"

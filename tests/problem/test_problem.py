@@ -4,9 +4,10 @@ import pytest
 
 from normgen.dtypes import BF16, F16, F32
 from normgen.errors import SpecError, UsageError
-from normgen.problem.problem import Problem, make_problem
+from normgen.problem.problem import LARGEST_TILED, Problem, make_problem
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
+from normgen.schedule.knobs import KNOBS
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 
@@ -138,6 +139,10 @@ def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(as
         ({"pitch": 7}, "the pitch is at least cols"),
         ({"pitch": 10**30}, "the pitch and the alignment must each fit 31 bits"),
         ({"align": 2**100}, "the pitch and the alignment must each fit 31 bits"),
+        ({"pitch": "16"}, r"the pitch.* whole numbers\n  received: pitch '16'"),
+        ({"pitch": 16.0}, r"the pitch.* whole numbers\n  received: pitch 16.0"),
+        ({"align": 16.0}, r"whole numbers\n  received: align 16.0"),
+        ({"align": "16"}, r"whole numbers\n  received: align '16'"),
         ({"align": 2}, "at least the largest element, here 4 bytes"),
         ({"align": 12}, "a power of two"),
         ({"dtypes": {"mean": "f16"}}, "tensor 'mean' of spec 'layernorm' is stored as one of: f32"),
@@ -147,6 +152,28 @@ def test_a_backward_pass_without_an_output_is_refused_with_file_line_and_hint(as
 def test_what_does_not_fit_is_refused(changes: dict, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         make_problem(load("layernorm"), **{"shape": "4x8", **changes})
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("axis", ["rows", "cols", "inner"])
+def test_an_axis_of_a_product_ends_its_last_tile_within_31_bits(axis: str, direction: str) -> None:
+    asked = {"rows": 8, "cols": 8, "inner": 8}
+
+    def made(length: int) -> Problem:
+        sizes = asked | {axis: length}
+        question = {"direction": direction, "gradients": ("w",)} if direction == "backward" else {}
+        return make_problem(load("linear"), shape=(sizes["rows"], sizes["cols"]), inner=sizes["inner"], **question)
+
+    assert made(LARGEST_TILED).sizes.along(axis) == LARGEST_TILED
+    assert -(-LARGEST_TILED // max(KNOBS["tile_m"].values)) * max(KNOBS["tile_m"].values) < 2**31
+    with pytest.raises(UsageError, match=rf"at most {LARGEST_TILED}.*\n  received: .*{axis} {LARGEST_TILED + 1}"):
+        made(LARGEST_TILED + 1)
+
+
+@pytest.mark.parametrize("batches", ["2", 2.0, True])
+def test_a_number_of_batches_is_whole(batches: Any) -> None:
+    with pytest.raises(UsageError, match="the number of batches is a whole number\n  received: batches "):
+        make_problem(load("bmm"), shape="4x8", inner=3, batches=batches)
 
 
 def test_layout_reaches_the_problem() -> None:

@@ -141,18 +141,27 @@ def test_the_length_of_inner_is_part_of_the_question_where_a_tensor_has_the_axis
 def test_the_length_of_inner_is_asked_for_only_where_a_tensor_has_the_axis() -> None:
     with pytest.raises(UsageError, match=r"has a tensor with the axis inner\n.*\n.*--size inner=4096"):
         make_problem(linear(), shape="8x768")
-    with pytest.raises(UsageError, match="has no tensor with the axis inner"):
+    with pytest.raises(
+        UsageError, match="has no tensor with the axis inner\n  received: inner 4\n  hint: leave it out"
+    ):
         problem_for(load("rmsnorm"), shape="8x768", inner=4)
-    wrongs: tuple[Any, ...] = (0, 2**31, 2.5, "7", True)
+    wrongs: tuple[Any, ...] = (0, -3, 2**31, 2.5, "7", True)
     for wrong in wrongs:
-        with pytest.raises(UsageError, match="inner is a whole number, at least 1, that fits 31 bits"):
+        with pytest.raises(UsageError, match=r"inner is a whole number, at least 1, that fits 31 bits\n.*\n.*hint: "):
             make_problem(linear(), shape="8x768", inner=wrong)
     with pytest.raises(UsageError, match=r"--size names an axis once\n  received: inner=4 inner=5"):
         problem_arguments({**PLAIN_OPTIONS, "size": ("inner=4", "inner=5")})
     with pytest.raises(UsageError, match=r"takes the place of a read one; 'x' is none.*\n.*\n.*read here: none"):
         make_problem(linear(), shape="8x768", inner=96, in_place={"y": "x"})
-    for text in ("cols=4", "inner=x"):
-        with pytest.raises(UsageError, match="a size is that of the axis inner"):
+    for text in ("inner=x", "inner=-3", "inner=2.5", "inner=" + "9" * 11):
+        with pytest.raises(
+            UsageError, match=f"a size is a whole number, at least 1, in digits\n  received: --size {text}"
+        ):
+            problem_arguments({**PLAIN_OPTIONS, "size": (text,)})
+    for text in ("cols=4", "foo=3", "batches=2"):
+        with pytest.raises(
+            UsageError, match=f"--size says the length of the axis inner; .*\n  received: --size {text}"
+        ):
             problem_arguments({**PLAIN_OPTIONS, "size": (text,)})
 
 

@@ -38,7 +38,7 @@ NEEDS_BUILD = pytest.mark.skipif(
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CONTEXT = 0xC0  # of driver.c
 REFUSED = 700  # what the driver answers where a test tells it to
-NAMES = {known.numpy: known for known in DTYPES.values() if known.name in ("f32", "f16", "bf16")}
+NAMES = {known.numpy: known for known in DTYPES.values() if known.name in ("f32", "f16", "bf16", "i64")}
 
 
 def compiled(sources: Sequence[Path], made: Path, *options: str) -> Path:

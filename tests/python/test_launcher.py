@@ -159,6 +159,18 @@ def test_a_scalar_that_float32_does_not_hold_is_refused_though_the_call_is_known
     alone(norm, **arrays, eps=float("inf"))
 
 
+def test_a_label_that_is_no_whole_number_is_refused_though_the_call_is_known(device: LauncherCpu) -> None:
+    assert device is not None
+    loss = handle.kernel("cross_entropy", shape=(3, COLS), device="cpu")
+    logits, labels = aligned(np.zeros((3, COLS), np.float32)), aligned(np.array([5, 1, 2]))
+    loss(logits, labels)
+    assert alone(loss, logits, labels, ignore_index=5, label_smoothing=0.25)[0].values[0] == 0
+    assert alone(loss, logits, labels, ignore_index=2.0)[0].values[2] == 0
+    for wrong in (0.5, float("nan"), float("inf"), True):
+        with pytest.raises(UsageError, match="the scalar 'ignore_index' is a whole number"):
+            loss(logits, labels, ignore_index=wrong)
+
+
 def test_other_rows_layouts_and_streams_are_other_calls(norm: Kernel, device: LauncherCpu) -> None:
     norm(**given())
     wide = aligned(np.random.default_rng(4).standard_normal((3, 2 * COLS)).astype(np.float32))
@@ -388,10 +400,18 @@ def test_words_that_describe_no_call_are_refused(libraries: tuple[Any, Path]) ->
     draw = random.Random(3)
     names, eight = ("x", "y", "eps"), array("d", [1e-5]).tobytes()
 
-    def made(inputs: int = 1, out: int = 1, results: tuple[int, ...] = (1,), library: str = str(driver)) -> Any:
-        return module.Launcher(names, inputs, out, b"\0\1", array("q", results).tobytes(), eight, 1, library, print)
+    def made(
+        inputs: int = 1,
+        out: int = 1,
+        results: tuple[int, ...] = (1,),
+        labels: bytes = b"\0",
+        library: str = str(driver),
+    ) -> Any:
+        slots = array("q", results).tobytes()
+        return module.Launcher(names, inputs, out, b"\0\1", slots, eight, labels, 1, library, print)
 
-    for wrong in ({"inputs": 0}, {"inputs": 3}, {"out": 2}, {"out": -2}, {"results": (2,)}, {"results": (0,) * 40}):
+    results = ({"results": (2,)}, {"results": (0,) * 40})
+    for wrong in ({"inputs": 0}, {"inputs": 3}, {"out": 2}, {"out": -2}, *results, {"labels": b""}):
         with pytest.raises(ValueError, match="no room"):
             made(**wrong)
     with pytest.raises(OSError, match="no CUDA driver"):

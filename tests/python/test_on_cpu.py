@@ -239,9 +239,11 @@ def test_a_scalar_that_labels_are_compared_with_is_not_rounded_to_another_label(
     logits = np.zeros((2, COLS), np.float32)
     with pytest.raises(UsageError, match="'ignore_index' is compared with whole numbers, and is one"):
         loss(logits, np.array([2**24, 1]), ignore_index=value)
-    for right in (2**24, -100, 1.0, 2**31, 0.1):
-        found = loss(logits, np.array([int(right), 2]), ignore_index=right)
-        assert found[0] == pytest.approx(0 if right != 0.1 else np.log(COLS))
+    for right in (2**24, -100, 1.0, 2**31, np.int64(3)):
+        assert loss(logits, np.array([int(right), 2]), ignore_index=right)[0] == 0
+    for wrong in (0.1, float("nan"), float("inf"), True):
+        with pytest.raises(UsageError, match="'ignore_index' is a whole number"):
+            loss(logits, np.array([1, 2]), ignore_index=wrong)
     loss(logits, np.array([1, 2]), label_smoothing=16777217.0)  # no label is compared with it
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from normgen.cpu import find_compiler
 from normgen.errors import UsageError
+from normgen.problem.problem import LARGEST_TILED
 from normgen.python.handle import Kernel, kernel
 from normgen.spec.spec import Sizes
 from tests.python.devices import Place, nan
@@ -179,3 +180,16 @@ def test_more_rows_than_an_int_counts_are_refused_before_a_launch() -> None:
     rows = np.lib.stride_tricks.as_strided(few, (1 << 31, 1), (4, 4), writeable=False)
     with pytest.raises(UsageError, match="rows must fit 31 bits"):
         total(rows, total=np.lib.stride_tricks.as_strided(few, (1 << 31,), (4,)))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_more_rows_than_tiles_count_in_31_bits_are_refused_before_a_launch() -> None:
+    few, count = np.zeros(64, np.float32), LARGEST_TILED + 1
+    rows = np.lib.stride_tricks.as_strided(few, (count, 1), (4, 4), writeable=False)
+    one = np.zeros((1, 1), np.float32)
+    questions: tuple[dict[str, Any], ...] = ({}, {"direction": "backward", "gradients": ("w",)})
+    for asked in questions:
+        product = kernel("linear", shape=(4, 1), inner=1, without=("bias",), device="cpu", **asked)
+        read = [t.name for t in product.problem.tensors if not t.is_written]
+        with pytest.raises(UsageError, match=f"rows of a product are at most {LARGEST_TILED}"):
+            product(**{name: one if name == "w" else rows for name in read})

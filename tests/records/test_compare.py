@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 
 from normgen.cli import main as cli
-from normgen.studies.t4 import t4_results
 from normgen.errors import UsageError
 from normgen.records.compare import compare_files, judge
 from normgen.records.place import Context, Place, Setting

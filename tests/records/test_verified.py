@@ -63,7 +63,9 @@ def test_a_record_without_what_was_varied_keeps_its_line_and_does_not_say_that_n
 
 
 def test_what_every_shipped_line_was_verified_by_is_written_again_as_it_is() -> None:
-    for file in sorted((ROOT / "generated" / "records").glob("*.jsonl")):
+    files = sorted((ROOT / "generated" / "records").glob("*.jsonl"))
+    assert files
+    for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
             verified = parse_line(line).verified
             now = json.loads(json.dumps(verified.as_dict() if verified else None))

@@ -133,6 +133,13 @@ def test_every_spec_of_the_language_s_page_has_a_kernel(text: str) -> None:
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def test_the_changelog_says_nothing_twice() -> None:
+    lines = re.split(r"\n(?=\* |## )", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    said = [" ".join(line.split()) for line in lines]
+    assert len(said) > 100
+    assert {line for line in said if said.count(line) > 1} == set()
+
+
 def test_the_readme_is_short_and_names_every_page() -> None:
     assert len(README.splitlines()) <= 250
     assert {page.name for page in PAGES[1:] if page.parent.name != Path(LADDERS).name} <= set(

@@ -50,7 +50,9 @@ def test_m4_a_damaged_object_of_the_cache_is_built_again(damage: str, own_cache:
     elif damage == "runtime":
         _overwrite(program.runtime, b"no library")
     else:
-        for pointer in (own_cache / "cpu").glob("*.json"):
+        pointers = list((own_cache / "cpu").glob("*.json"))
+        assert pointers
+        for pointer in pointers:
             pointer.write_text("{")
     x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
     again = build(ROW_SUM)
@@ -70,12 +72,16 @@ def test_h6_an_object_that_somebody_else_put_there_never_runs(disguise: str, own
     source.write_text(MARKED % mark)
     compiler = require_compiler()
     subprocess.run([*compiler.command, "-shared", "-fPIC", "-s", str(source), "-o", str(planted)], check=True)
-    for unit in (own_cache / "cpu").glob("unit*.so"):
+    units = list((own_cache / "cpu").glob("unit*.so"))
+    assert units
+    for unit in units:
         content = planted.read_bytes().ljust(unit.stat().st_size, b"\0")
         _overwrite(unit, content)
         if disguise.startswith("named"):
             unit.chmod(0o666)
-            for pointer in (p for p in unit.parent.glob("*.json") if unit.name in p.read_text()):
+            pointers = [p for p in unit.parent.glob("*.json") if unit.name in p.read_text()]
+            assert pointers
+            for pointer in pointers:
                 facts = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
                 pointer.write_text(json.dumps(json.loads(pointer.read_text()) | facts))
     x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)

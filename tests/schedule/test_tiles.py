@@ -8,8 +8,8 @@ import pytest
 import sympy as sp
 
 from normgen.device import target
-from normgen.errors import ProgramError
-from normgen.pipeline import programs_of
+from normgen.errors import ProgramError, UsageError
+from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
 from normgen.program.functions import COL
 from normgen.program.ir import COLS, Load, Map, Reduce, Store
@@ -134,8 +134,9 @@ def test_every_size_has_a_small_space_and_a_default_in_it(shape: str, inner: int
 
 
 def test_the_default_fills_the_device_and_reads_wide() -> None:
-    large = default_schedule(problem("4096x4096", 4096), H200)
-    assert (large.tile_m * large.tile_n, large.thread_m * large.thread_n, large.vector) == (16384, 128, 4)
+    for size in (2048, 4096, 8192):  # of those that are alike to the formula, the fastest one on an H200
+        large = default_schedule(problem(f"{size}x{size}", size), H200)
+        assert (large.tile_m * large.tile_n, large.thread_m, large.thread_n, large.vector) == (32768, 16, 8, 4)
     small = default_schedule(problem("256x256", 4096), H200)
     assert -(-256 // small.tile_m) * -(-256 // small.tile_n) >= 64
     assert default_schedule(problem("4096x4096", 4096, dtype="bf16"), H200).vector == 8
@@ -213,6 +214,16 @@ def test_a_side_that_is_stored_as_a_slot_is_copied_while_the_other_one_passes_th
         assert plan.held_registers == plan.accumulators + words * sides.count(False)
 
 
+def test_a_weight_along_inner_waits_in_one_vector_of_registers_and_its_matrix_in_none() -> None:
+    asked = problem_for(load("rmsnorm_linear"), shape=(4096, 4096), inner=4096)
+    wide = {"tile_m": "128", "tile_n": "256", "tile_k": "32", "thread_m": "16", "thread_n": "8", "vector": "4"}
+    copied = schedule_from({**CUT, **wide, "copy": "cp_async", "stages": "3"})
+    assert refusal(asked, copied, H200) is None
+    plan = tile_problem_plan(asked, copied)
+    assert (plan.scales(plan.cut.left), plan.scales(plan.cut.right)) == (True, False)
+    assert plan.held_registers == plan.accumulators + 4
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str) -> None:
     asked, knobs, _ = REFUSED[name]
@@ -232,3 +243,17 @@ def test_contractions_stay_contractions_where_exponentials_are_approximated() ->
     programs = programs_of(asked, schedule_from({**CUT, "arithmetic": "approximate"}))
     assert [len(program.dots) for _, program in programs] == [2] * len(programs)
     assert "exp_approximate" in str(programs[-1][1])
+
+
+def test_more_tiles_than_a_launch_has_blocks_are_refused() -> None:
+    rows = cols = 2**20
+    found = problem_for(load("linear"), shape=(rows, cols), inner=8)
+    cut = {"hold": "reload", "tile_k": 8, "thread_m": 4, "thread_n": 4, "tile_n": 16}
+    small, large = (schedule_from({**cut, "tile_m": tile}) for tile in (32, 64))
+    assert "at most 2147483647 blocks, and 2147483648 tiles have one each" in str(refusal(found, small, H200))
+    assert refusal(found, large, H200) is None
+    (launch,) = (kernel.launch for kernel in emit(found, small).kernels)
+    sizes = {"cols": cols, "sm_count": 132}
+    with pytest.raises(UsageError, match=r"at most 2147483647 blocks\n  received: 2147483648 for rows 1048576, cols"):
+        launch.grid(rows=rows, **sizes)
+    assert launch.grid(rows=rows - 32, **sizes) == 2**31 - 2**16

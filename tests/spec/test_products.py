@@ -65,6 +65,18 @@ REFUSED = {
     "two shared axes": (["y = x @ w + w @ v"], "@ v", "[inner, cols], right [inner, cols]", '["cols", "inner"] of a'),
     "three factors": (["y = x @ w @ v"], "@ v", "the sides of '@' are made of tensors", "name the first product, h ="),
     "a named product": (["z = x @ w", "y = z @ v"], "@ v", "the sides of '@' are made of tensors", "name the first pr"),
+    "its own sum": (
+        ["y = sum(x @ w)"],
+        "sum",
+        "what is made of all columns is known behind the last",
+        "store it; a spec",
+    ),
+    "a named sum of it": (
+        ["z = max(x @ w) + 1", "y = z"],
+        "z",
+        "what is made of all columns is known",
+        "store it; a sp",
+    ),
     "a row by itself": (["y = x @ x + h"], "@", "only the axis that '@' sums is that of both", "write sum(x * x) for"),
     "a vector": (["y = x @ gain + h"], "@", "the sides of '@' have two axes each", "write sum(x * gain) for"),
     "two axes of sums": (

@@ -184,7 +184,7 @@ def test_what_ncu_printed_elsewhere_is_shown_beside_what_is_derived(tmp_path: Pa
         assert said in text
     assert "long_scoreboard 7.2, barrier 1.5" in text
     assert "512 of 4,096 wavefronts" in text
-    assert "13.00 us under ncu: no price" in text
+    assert "13.00 us under ncu, not comparable with a bench" in text
     answer = json.loads(run("--from", str(file), "--json").stdout)
     first, second = answer["kernels"]
     assert (first["counters"]["ns"], second["counters"]["ns"]) == (13000, 2500)

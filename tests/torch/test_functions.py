@@ -141,7 +141,7 @@ def test_a_label_that_is_no_column_is_an_index_error_on_the_cpu_as_torchs(
     assert ng.cross_entropy(x, target, ignore_index=label, reduction="none")[0, 1] == 0
 
 
-NO_INDICES = (2**24 + 1, 2**31 - 1, 2**63, "x", None, 1.5, float("nan"), True)
+NO_INDICES = (2**24 + 1, 2**31 - 1, 2**63, "x", None, 1.5, float("nan"), True, np.True_, torch.tensor(True))
 NO_SHARES = (-0.1, 1.5, float("nan"), "x", None, True)
 
 
@@ -154,6 +154,37 @@ def test_what_is_said_of_labels_is_refused_by_name_where_it_is_no_such_number(na
     with pytest.raises(UsageError, match=f"{name} is a (whole )?number") as raised:
         ng.cross_entropy(x, target, **{name: value})
     assert raised.value.received == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, float("nan"), True, np.True_, torch.tensor(True), 2**24 + 1, "3", None], ids=repr
+)
+def test_an_operator_refuses_a_label_that_is_no_whole_number(value: object) -> None:
+    loss, x, target = ng.operator("cross_entropy"), torch.randn(2, 9), torch.tensor([0, 1])
+    assert loss(x, target, ignore_index=1.0)[1] == 0
+    for call in (loss, loss.decomposition, lambda *args, **named: loss(*args, **named, opaque=True)):
+        with pytest.raises(UsageError, match="the scalar 'ignore_index' is"):
+            call(x, target, ignore_index=value)
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_a_compiled_operator_refuses_a_label_that_is_no_whole_number(opaque: bool) -> None:
+    loss, x, target = ng.operator("cross_entropy", opaque=opaque), torch.randn(2, 9), torch.tensor([0, 1])
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *args: loss(*args, ignore_index=0.5), backend="aot_eager")
+    with pytest.raises(Exception, match="the scalar 'ignore_index' is a whole number"):
+        compiled(x, target)
+
+
+@pytest.mark.parametrize("value", ["x", None, [1], 1e39], ids=repr)
+def test_a_scalar_that_is_no_number_is_refused_by_name(value: object) -> None:
+    x, weight, target = torch.randn(2, 9), torch.ones(9), torch.tensor([0, 1])
+    with pytest.raises(UsageError, match="the scalar 'eps' is a number that float32 holds"):
+        ng.rms_norm(x, weight, eps=value)
+    with pytest.raises(UsageError, match="the scalar 'z_loss' is a number that float32 holds"):
+        ng.cross_entropy(x, target, z_loss=value)
+    with pytest.raises(UsageError, match="the scalar 'eps' is a number that float32 holds"):
+        ng.rms_norm.operator.decomposition(x, weight, eps=value)
 
 
 @pytest.mark.parametrize(

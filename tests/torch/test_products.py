@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -253,8 +254,15 @@ def test_a_compiled_call_is_the_eager_one() -> None:
     [((5, INNER), (INNER + 1, COLS)), ((5, INNER), (COLS, INNER)), ((5, 0), (0, COLS)), ((5, INNER), (INNER,))],
 )
 def test_sizes_that_do_not_agree_are_refused(x: tuple[int, ...], w: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"takes x \[.., inner\], w \[inner, cols\], whose sizes agree"):
+    with pytest.raises(UsageError, match=r"takes x \[.., inner\], w \[inner, cols\], whose sizes agree") as caught:
         ng.operator(linear.spec_of("linear"))(torch.zeros(x), torch.zeros(w))
+    assert f"x {x}, w {w}" in str(caught.value)
+
+
+def test_an_operator_shows_the_arguments_of_its_call() -> None:
+    """A required matrix stands before an optional weight, whatever their order in the spec."""
+    named = [*inspect.signature(ng.operator("rmsnorm_linear")).parameters]
+    assert named == ["x", "w", "weight", "eps", "dtype", "opaque"]
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
@@ -277,15 +285,14 @@ def test_the_gradients_of_a_backward_pass_are_kernels_of_their_own(name: str, mo
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
 @pytest.mark.parametrize("name", IN_BATCHES)
-def test_of_batches_each_gradient_that_one_kernel_has_is_one_and_the_rest_are_formulas(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_batches_each_gradient_is_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, given = by_kernels_of_the_cpu(monkeypatch), in_batches(name, (2, 3))
     found, want = of_batches(name, deterministic=True)(**given), IN_BATCHES_BY_TORCH[name](**given)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
     upstream = torch.randn_like(want)
     gradients = torch.autograd.grad(found, [*given.values()], upstream)
-    assert [problem.batches for problem in made] == [6] * (3 if name == "bmm" else 1)
+    assert [problem.batches for problem in made] == [6] * (1 + len(given))
+    assert [problem.gradients for problem in made[1:]] == [(key,) for key in given]
     for got, right in zip(gradients, torch.autograd.grad(want, [*given.values()], upstream), strict=True):
         torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
 

@@ -155,6 +155,40 @@ def _linear_backward(problem: Problem) -> Function:
     return lambda t: {name: made[name](t) for name in wanted}
 
 
+def _of_batches(problem: Problem, tensor: Any) -> Any:
+    """Rows as [batches, rows of each, ..]."""
+    return tensor.unflatten(0, (problem.batches, problem.rows_per_batch))
+
+
+def _bmm(problem: Problem) -> Function:
+    return lambda t: {"y": (_of_batches(problem, t["x"]) @ t["w"]).flatten(0, 1)}
+
+
+def _bmm_backward(problem: Problem) -> Function:
+    def run(t: Tensors) -> Tensors:
+        dy = _of_batches(problem, t["dy"])
+        dx = {"dx": (dy @ t["w"].mT).flatten(0, 1)} if "dx" in problem.present else {}
+        return dx | ({"dw": _of_batches(problem, t["x"]).mT @ dy} if "dw" in problem.present else {})
+
+    return run
+
+
+def _softmax_v(problem: Problem) -> Function:
+    """The weights are rounded before the product, as two operators have it; there are no statistics."""
+    scale, is_causal = scalar(problem, "scale"), problem.spec.name.startswith("causal")
+
+    def run(t: Tensors) -> Tensors:
+        z = t["s"] * scale
+        z = z + t["mask"] if "mask" in t else z
+        if is_causal:
+            term = torch.arange(z.shape[-1], device=z.device)
+            row = torch.arange(z.shape[0], device=z.device) % z.shape[-1]
+            z = z.masked_fill(term > row[:, None], -torch.inf)
+        return {"y": (_of_batches(problem, torch.softmax(z, -1)) @ t["v"]).flatten(0, 1)}
+
+    return run
+
+
 FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     **torch_fused.FUNCTIONS,
     ("layernorm", "forward"): _layer_norm,
@@ -173,4 +207,7 @@ FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("rmsnorm_linear", "forward"): _rmsnorm_linear,
     ("linear", "backward"): _linear_backward,
     ("linear_add", "backward"): _linear_backward,
+    ("bmm", "forward"): _bmm,
+    ("bmm", "backward"): _bmm_backward,
+    **{(op, "forward"): _softmax_v for op in ("softmax_v", "masked_softmax_v", "causal_softmax_v")},
 }

@@ -60,9 +60,9 @@ def profile(
 ) -> None:
     """Count what kernels do in hardware: DRAM, L2, occupancy, stalls, bank conflicts, beside what `explain` derives.
 
-    Nsight Compute (ncu) counts one call of each schedule. Its time is no price: ncu runs a kernel several times, alone.
-    Without ncu or a GPU the command for a machine that has them is printed, and --from reads what it printed
-    there. In ncu's reports a schedule is the NVTX range normgen:ID where the package nvtx is installed.
+    Nsight Compute (ncu) counts one call of each schedule. Its time is not comparable with a bench's: ncu runs a
+    kernel several times, alone. Without ncu or a GPU the command for a machine that has them is printed, and --from
+    reads what it printed there. In ncu's reports a schedule is the NVTX range normgen:ID where nvtx is installed.
     --json prints {problem, device, setting, command, kernels: [{id, schedule, counters, derived}]}: counters null
     without ncu.
     """

@@ -78,7 +78,7 @@ def _rungs_table(ladder: Ladder, found: Climb) -> str:
     source_first = next((r.best.ms for r in ladder.rungs if r.best and r.best.ms), None)
     rows = []
     for rung in found.rungs:
-        row = [rung.name, _state(rung), *_best(rung, None if rung.name in own else first)]
+        row = [rung.name, _state(rung), *_best(found, rung, None if rung.name in own else first)]
         if has_source:
             block = known[rung.name].best if rung.name in known else None
             ms = block.ms if block else None
@@ -95,12 +95,12 @@ def _state(rung: Climbed) -> str:
     return f"{rung.state}, as expected" if rung.state == WRONG and rung.is_unsafe else rung.state
 
 
-def _best(rung: Climbed, first: Launch | None) -> list[str]:
+def _best(found: Climb, rung: Climbed, first: Launch | None) -> list[str]:
     best = rung.best
     if best is None or best.us is None:
         return ["-"] * 4
     faster = first.us / best.us if first and first.us else None
-    return [best.block, figure(best.us), figure(best.rate), figure(faster, 3)]
+    return [best.block, figure(best.us), figure(best.rate) + found.own_unit(rung), figure(faster, 3)]
 
 
 def _sweep_table(found: Climb) -> str:

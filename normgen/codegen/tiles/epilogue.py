@@ -27,7 +27,8 @@ class Epilogue:
         texts = {r.names[0]: f"{r.names[0]}_sum[i][j + e]" for r in cut.sums}
         texts |= {r.names[0]: f"{r.names[0]}_all[i]" for r in cut.left.riding}
         texts |= {r.names[0]: f"{r.names[0]}_all[j + e]" for r in cut.right.riding}
-        texts |= {r.names[0]: f"{r.names[0]}_found[own_m(i)]" for look in cut.ahead for r in look.riding}
+        place = "all[i]" if self.plan.is_online else "found[own_m(i)]"
+        texts |= {r.names[0]: f"{r.names[0]}_{place}" for look in cut.ahead for r in look.riding}
         for step in cut.epilogue:
             if isinstance(step, Load | Map):
                 texts.setdefault(step.name, f"{step.name}_{self._place(step.name)}")

@@ -241,14 +241,18 @@ class TileKernel:
         rescale = self.moving.rescale() if self.moving else []
         multiply = function("multiply", stage, [*rescale, For(over_k, tuple(self.multiply()), UNROLL)])
         pointers = [statement for side in self.sides for statement in side.pointers()]
-        found: list[Statement] = [s for side in self.held for s in side.declarations()] + pointers
+        found: list[Statement] = [s for side in self.sides for s in side.declarations()] + pointers
         if self.copied:
             place = f"{stage}, int k0" if stage else "int k0"
             found += [Gap(), function("copy", place, [s for side in self.copied for s in side.copy()])]
+        if self.fetching:
+            found += [Gap(), function("fetch", "int k0", [s for side in self.fetching for s in side.fetch()])]
+        place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
         if self.held:
-            place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
-            found += [Gap(), function("fetch", "int k0", [s for side in self.held for s in side.fetch()])]
             found += [Gap(), function("deposit", place, [side.deposit() for side in self.held])]
+        if self.scaled:
+            place = f"{stage}, int k0" if stage else "int k0"
+            found += [Gap(), function("complete", place, [side.scale() for side in self.scaled])]
         return [*found, Gap(), multiply, Gap()]
 
     @property
@@ -260,6 +264,16 @@ class TileKernel:
     def held(self) -> list[SideText]:
         """The sides whose tiles pass through registers."""
         return [side for side in self.sides if not side.copies]
+
+    @property
+    def scaled(self) -> list[SideText]:
+        """Of those that cp.async brings, the sides whose factors are made where they lie."""
+        return [side for side in self.sides if side.scales]
+
+    @property
+    def fetching(self) -> list[SideText]:
+        """The sides of which something waits in registers."""
+        return [side for side in self.sides if side.fetched]
 
     @property
     def numbers_k(self) -> bool:
@@ -297,13 +311,14 @@ class TileKernel:
         begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
         ride = [statement for side in self.copied for statement in side.ride_behind()]
         more = f"{end} - k0 > kTileK"
-        ahead: list[Statement] = [If(more, (Do("fetch(k0 + kTileK)"),), alone=True)] if self.held else []
-        fetched: list[Statement] = [Do(f"fetch({begin})")] if self.held else []
+        ahead: list[Statement] = [If(more, (Do("fetch(k0 + kTileK)"),), alone=True)] if self.fetching else []
+        fetched: list[Statement] = [Do(f"fetch({begin})")] if self.fetching else []
+        scaled = [Do("complete(stage, k0)" if self.stages > 1 else "complete(k0)")] if self.scaled else []
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
             sent: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()")]
             sent += [Do(self.deposit("", "k0"))] if self.held else []
-            arrived: list[Statement] = [*sent, Do("cp_async_wait<0>()"), Do(SYNC)]
+            arrived: list[Statement] = [*sent, Do("cp_async_wait<0>()"), *scaled, Do(SYNC)]
             return [*fetched, self.over_k([free, *arrived, *ahead, *ride, Do("multiply()")])]
         start = f"{begin} + " if begin != "0" else ""
         first: list[Statement] = [
@@ -313,6 +328,7 @@ class TileKernel:
         after = "(kStages - 1) * kTileK"
         body = [
             Do("cp_async_wait<kStages - 2>()"),
+            *scaled,
             Do(SYNC, "this stage has arrived, and nobody reads the one before it"),
             If(f"{end} - k0 > {after}", (Do(f"copy(stage > 0 ? stage - 1 : kStages - 1, k0 + {after})"),), alone=True),
             Do("cp_async_commit()", "of nothing, too: groups are counted"),
@@ -338,6 +354,8 @@ class TileKernel:
             return []
         left = [statement for side in self.sides for statement in side.leave()]
         gathered = [statement for side in self.sides for statement in side.gather()]
+        if self.moving:
+            left, gathered = [*left, *self.moving.keep()], [*gathered, *self.moving.show()]
         return [Gap(), *found, Do(SYNC, "nobody reads the slots any more"), *left, Do(SYNC), *gathered]
 
     # ---- the whole ---------------------------------------------------------------------------------------------

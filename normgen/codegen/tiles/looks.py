@@ -13,6 +13,7 @@ from normgen.codegen.reductions import CONSTANTS, single_combine, single_identit
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.program.functions import INFINITY
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST, symbol
 from normgen.schedule.tiles.online import moving_maximum
@@ -120,6 +121,23 @@ class MovingMaximum:
             *scaled,
             If("k == 0", (Do(f"moved[{self._line()}] = {top}_moved"),), alone=True),
         ]
+
+    def keep(self) -> list[Statement]:
+        """The maximum of each row, once its tiles are done."""
+        put = If("k == 0", (Do(f"moved[m] = {self.top}_own[step]"),), alone=True)
+        return [self.side.steps(self.side.of_vectors([put]))] if self.moving.hidden else []
+
+    def show(self) -> list[Statement]:
+        """What the thread's rows show: a maximum that is no number yet, and sums about it, are those of -inf."""
+        if not self.moving.hidden:
+            return []
+        top, total = f"{self.top}_all", f"{self.moving.hidden}_all[i]"
+        none = (
+            Do(f"{top}[i] = {Printer({}).text(-INFINITY)}"),
+            Do(f"{total} = {top}[i] - {top}[i]", "NaN, as exponentials about -inf are"),
+        )
+        body: list[Statement] = [Do(f"{top}[i] = moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
+        return [Do(f"float {top}[kThreadM]"), loop("i", "kThreadM", body, unroll=UNROLL)]
 
     def _line(self) -> str:
         return "stage * kTileM + m" if self.plan.schedule.stages > 1 else "m"

@@ -19,7 +19,7 @@ from normgen.codegen.statements import Do, Let, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce
 from normgen.program.monoid import SUM
-from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
+from normgen.schedule.tiles.plan import Side, gains, is_neutral, vanishes
 
 UNROLL = "#pragma unroll"
 
@@ -46,6 +46,16 @@ class SideText:
     def copies(self) -> bool:
         """Whether its tiles reach shared memory past the registers."""
         return self.plan.copies(self.side)
+
+    @property
+    def scales(self) -> bool:
+        """Whether a thread makes factors of what it has copied."""
+        return self.plan.scales(self.side)
+
+    @property
+    def fetched(self) -> list[Load]:
+        """The loads of which a thread's vectors wait in registers: those of a side that is not copied, and gains."""
+        return list(gains(self.plan.problem, self.side)) if self.scales else [] if self.copies else self.loads
 
     # ---- constants and places ----------------------------------------------------------------------------------
 
@@ -76,10 +86,7 @@ class SideText:
 
     @property
     def is_even(self) -> bool:
-        """Whether in each step the threads move whole lines, all of them: a step is so many lines on."""
-        s, tile = self.plan.schedule, self.plan.tile(self.axis)
-        vectors, line = tile * s.tile_k // s.vector, (s.tile_k if self.lies_deep else tile) // s.vector
-        return s.threads % line == 0 and vectors % s.threads == 0
+        return self.plan.is_even(self.side)
 
     def of_vectors(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
         """What is done where a step has a vector."""
@@ -188,8 +195,8 @@ class SideText:
         return f"{load.name}_{what}" + (f"_{self.index}" if load.name in left & right else "")
 
     def held(self, load: Load) -> str:
-        """Where a thread's vectors of a load wait."""
-        return self.own(load, "held")
+        """Where a thread's vector of a step waits; of what all steps share, the one vector."""
+        return self.own(load, "held") + ("" if self.plan.is_same(self.side, load) else "[step]")
 
     # ---- where the next tile lies ------------------------------------------------------------------------------
 
@@ -233,26 +240,38 @@ class SideText:
         """Where a thread's vectors wait on their way."""
         steps = f"[kSteps{self.letter}]"
         found: list[Statement] = [
-            Do(f"{self.access.vec(load.tensor, self.width(load))} {self.held(load)}{steps}") for load in self.loads
+            Do(f"{self.access.vec(load.tensor, self.width(load))} {self.held(load).replace('[step]', steps)}")
+            for load in self.fetched
         ]
-        return [*found, *([Do(f"bool inside_{self.index}{steps}")] if self.asks_inside else [])]
+        return [*found, *([Do(f"bool inside_{self.index}{steps}")] if self.asks_inside and not self.copies else [])]
 
     def fetch(self) -> list[Statement]:
         vector = [] if self.is_even else [f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"]
-        inside = both(*vector, *(self.access.inside({axis: at}) for axis, at in self.at.items()))
+        at = {self.k: self.at[self.k]} if self.scales else self.at
+        inside = both(*vector, *(self.access.inside({axis: index}) for axis, index in at.items()))
         body: list[Statement] = [Let("const bool inside", inside)]
-        for load in self.loads:
-            width = self.width(load)
-            read = self.access.read(load.tensor, self.at, width, hint=", Load", pointer=self.here(load))
-            read = f"({read})" if " ? " in read else read
-            beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
-            body.append(Do(f"{self.held(load)}[step] = inside ? {read} : {beyond}"))
-        kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside else []
-        return [self.steps([*body, *kept]), *self.go_on()]
+        alone: list[Statement] = []
+        for load in self.fetched:
+            if self.plan.is_same(self.side, load):
+                k = f"k0 + threadIdx.x % kLine{self.letter} * kVector"
+                alone.append(self._fetched(load, {self.k: k}, self.access.inside({self.k: k})))
+            else:
+                body.append(self._fetched(load, self.at, "inside"))
+        kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside and not self.copies else []
+        moved = [] if self.copies else self.go_on()
+        return [*alone, *([self.steps([*body, *kept])] if body[1:] or kept else []), *moved]
+
+    def _fetched(self, load: Load, at: Mapping[str, str], inside: str) -> Statement:
+        width = self.width(load)
+        read = self.access.read(load.tensor, at, width, hint=", Load", pointer=self.here(load))
+        read = f"({read})" if " ? " in read else read
+        inside = f"({inside})" if "||" in inside else inside
+        beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
+        return Do(f"{self.held(load)} = {inside} ? {read} : {beyond}")
 
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
-        texts = {ld.name: f"element({self.held(ld)}[step], {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
+        texts = {ld.name: f"element({self.held(ld)}, {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
         inside, moves = f"inside_{self.index}[step]", self.moves
         top = {name: f"{name}_own[step]" for name in self.known}
         values, names = self.values(texts, top if moves else self.found(self.own_line))
@@ -276,19 +295,39 @@ class SideText:
         loads = {load.name: load for load in self.loads}
         sent: list[Statement] = [Let("const bool inside", self.access.inside(self.at))]
         for slot, name in self.slots.items():
-            source = self.here(loads[slot.name]) or self.access.address(slot.name, self.at)
+            load = self.loads[0] if self.scales else loads[slot.name]
+            source = self.here(load) or self.access.address(load.tensor, self.at)
             sent.append(Do(f"copy_async_if<kVector>(inside, &{self.cell(name)}, {source})"))
         return [self.steps(self.of_vectors(sent)), *self.go_on()]
 
     def ride_behind(self) -> list[Statement]:
         """A thread reduces what it has copied itself, when that has arrived."""
-        if not self.side.riding:
+        if not self.side.riding or self.scales:
             return []
         texts = {slot.name: self.cell(name, "i") for slot, name in self.slots.items()}
         values, names = self.values(texts, self.found(self.own_line))
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
         return [self.steps(self.of_vectors([loop("i", "kVector", body, unroll=UNROLL)]))]
+
+    def scale(self) -> Statement:
+        """A thread makes factors of what it has copied itself, where that lies, and reduces it meanwhile."""
+        [name] = self.slots.values()
+        [slot] = self.slots
+        matrix, *others = self.loads
+        texts = {matrix.name: f"{name}_values[i]"}
+        texts |= {ld.name: f"element({self.held(ld)}, {'i' if self.is_wide(ld) else '0'})" for ld in others}
+        values, names = self.values(texts, self.found(self.own_line))
+        elements = [*values, *self.ride(names, "inside", self.own_index)]
+        elements.append(Do(f"{name}_values[i] = {self.factor(slot, names, 'inside')}"))
+        body: list[Statement] = [
+            *([Let("const bool inside", self.access.inside(self.at))] if self.asks_inside else []),
+            Do(f"float {name}_values[kVector]"),
+            Do(f"read_pieces<kVector, kVector>(&{self.cell(name)}, {name}_values)"),
+            loop("i", "kVector", elements, unroll=UNROLL),
+            Do(f"write_floats(&{self.cell(name)}, {name}_values)"),
+        ]
+        return self.steps(self.of_vectors(body))
 
     # ---- reductions that ride along ----------------------------------------------------------------------------
 

@@ -132,8 +132,11 @@ inline Tensor empty(const std::vector<int64_t>& shape, int32_t dtype, int device
 inline cudaStream_t stream_of(const char* function, int device) {
   using StreamOf = AOTITorchError (*)(int32_t, void**);
   static const StreamOf current = [] {
-    void* part = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    void* found = dlsym(part != nullptr ? part : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
+    const char* name = "aoti_torch_get_current_cuda_stream";
+    void* found = dlsym(RTLD_DEFAULT, name);
+    if (found == nullptr) {  // Python loads LibTorch for itself alone
+      if (void* part = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD)) found = dlsym(part, name);
+    }
     return reinterpret_cast<StreamOf>(found);
   }();
   if (current == nullptr) Client::runtime_error(std::string(function) + ": a kernel needs a LibTorch with CUDA");

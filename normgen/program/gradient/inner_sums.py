@@ -45,7 +45,7 @@ class InnerSums:
     def _known(self, powers: dict[sp.Expr, sp.Rational]) -> Poly | None:
         dot = next((self.dots[a] for a, p in powers.items() if a in self.dots and p == 1), None)
         side = monomial({a: p for a, p in powers.items() if a not in self.dots})
-        for statement in (s for s in self.forward if isinstance(s, Reduce) and s.over is Kind.INNER):
+        for statement in (s for s in self.forward if isinstance(s, Reduce) and s.over.by_inner):
             if self.algebra.poly({monomial(factors(opened(statement.args[0]))[1]): _ONE}) != {side: _ONE}:
                 continue
             value: Poly = {((symbol(statement.names[0]), _ONE),): _ONE}

@@ -264,7 +264,7 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     "persistent": _scenes(owners, _WIDE, "threads_per_row=32", 0, 1, 2),
     "stages": _scenes(diary, {**_BARE, "shape": "48x8"}, _LOOP, 1, 2),
     "keep": "the same row waits in the same registers, as it is stored or as the floats that later passes need",
-    "unroll": "the same threads own the same elements: an iteration of the loop has the loads of more of them in flight",
+    "unroll": "the same threads own the same elements: an iteration of the loop has more of their loads in flight",
     "load": "the same threads own the same elements: a hint says which lines leave a cache first",
     "store": "the same threads own the same elements: a hint says which lines leave a cache first",
     "params": _scenes(

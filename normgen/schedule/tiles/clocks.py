@@ -42,6 +42,15 @@ def tiles_of(problem: Problem, s: Schedule) -> int:
     return batches * -(-_along(problem, cut.m) // s.tile_m) * -(-_along(problem, cut.n) // s.tile_n)
 
 
+def asked_bytes(problem: Problem, s: Schedule) -> int:
+    """What all blocks ask L2 for of both sides, for one k."""
+    return tiles_of(problem, s) * _asked(tile_problem_plan(problem, s))
+
+
+def _asked(plan: TilePlan) -> int:
+    return sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
+
+
 def _along(problem: Problem, axis: str) -> int:
     """The length of an axis: of rows those of a batch, where each has tiles of its own."""
     return problem.rows_per_batch or problem.rows if axis == "rows" else problem.sizes.along(axis)
@@ -86,11 +95,11 @@ def _step(plan: TilePlan, blocks: int) -> float:
     s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
     issue = warps * issued(plan) / SCHEDULERS
     read = warps * s.tile_k * sum(_reads(plan, side) * _passes(plan, side) for side in plan.cut.sides)
-    written = sum(plan.slot_floats(side) * len(side.slots) for side in plan.cut.sides) * 4 / SHARED_BYTES
+    passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
+    written = sum(plan.slot_floats(side) * len(side.slots) * times for side, times in passes) * 4 / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
-    asked = sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
     busy = blocks * max(issue, read + written) + BARRIER / blocks
-    busy = max(busy, blocks * asked * s.tile_k / L2_BYTES)
+    busy = max(busy, blocks * _asked(plan) * s.tile_k / L2_BYTES)
     return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
 
 
@@ -115,4 +124,6 @@ def _moved(plan: TilePlan, side: Side) -> float:
     vectors = plan.tile(side.axis) * s.tile_k / (s.vector * s.threads)
     bare = all(slot.is_Symbol for slot in side.slots) and all(plan.tensor(ld).dtype is F32 for ld in side.loads)
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
+    if plan.scales(side):
+        return vectors * (2 * A_VECTOR + elements)
     return vectors * (A_VECTOR + elements) * len(side.loads)

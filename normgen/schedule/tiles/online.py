@@ -6,7 +6,8 @@
 The state (r, Σ exp(z - r), Σ exp(z - r) v) is the monoid `online_softmax` with one component more, which is a block's
 tile of the result. So all that is summed over k must be made of exp(z - max z) as a factor, or not know the maximum.
 A row of nothing but -inf has the sums 0 where those about -inf are NaN: what is stored of them must be NaN either way,
-as the quotient 0 / 0 is.
+as the quotient 0 / 0 is. Where it is not, or the maximum itself shows, the sum of the exponentials themselves tells
+such a row from all others: it is 1 or more of these. Then the kernel puts -inf and NaN there.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ _RULE = "softmax = online moves a maximum while products are summed"
 
 @dataclass(frozen=True)
 class Moving:
-    """The maximum, the function that its exponentials are of, and the names of the sums that move with it."""
+    """The maximum, the function that its exponentials are of, and the names of the sums that move with it.
+
+    hidden  the sum that is 0 of a row of nothing but -inf alone, if the kernel has to ask
+    """
 
     top: Reduce
     exponential: Any
     dots: tuple[str, ...]
     sums: tuple[str, ...]
+    hidden: str
 
 
 @lru_cache(maxsize=1024)
@@ -49,9 +54,16 @@ def moving_maximum(cut: Contraction) -> Moving:
     found = _Exponentials(cut, top)
     dots = tuple(r.names[0] for r in cut.sums if found.is_in(next(arg for arg in r.args if arg in cut.left.slots)))
     sums = tuple(r.names[0] for r in cut.left.riding if found.is_in(r.args[0], of_sum=r.monoid.name == SUM.name))
-    _check_shown(cut, top.names[0], (*dots, *sums))
+    moved = frozenset((*dots, *sums))
+    hidden = ""
+    if why := _shown(cut, top.names[0], moved):
+        bare = (r.names[0] for r in cut.left.riding if r.monoid.name == SUM.name and found.is_bare(r.args[0]))
+        hidden = next(bare, "")
+        why = _shown(cut, "", moved, hidden) if hidden else why
+        if why:
+            raise ProgramError(f"{_RULE}{why}")
     (exponential,) = found.functions
-    return Moving(top, exponential, dots, sums)
+    return Moving(top, exponential, dots, sums, hidden)
 
 
 def moves(cut: Contraction) -> bool:
@@ -63,22 +75,24 @@ def moves(cut: Contraction) -> bool:
     return True
 
 
-def _check_shown(cut: Contraction, top: str, moved: tuple[str, ...]) -> None:
-    """Nothing of the epilogue reads the maximum, and what it stores is NaN where all sums are 0."""
-    zeros = {symbol(name): sp.Integer(0) for name in moved}
+def _shown(cut: Contraction, top: str, moved: frozenset[str], hidden: str = "") -> str:
+    """What of a row of nothing but -inf the epilogue would show wrongly: its maximum, or what is not NaN of 0 sums.
+
+    hidden  the sum that is NaN there
+    """
+    zeros: dict[sp.Symbol, sp.Expr] = {symbol(name): sp.Integer(0) for name in moved}
+    zeros |= {symbol(hidden): sp.nan} if hidden else {}
     values: dict[sp.Symbol, sp.Expr] = {}
     for statement in cut.epilogue:
         if top in used_names(statement) and not isinstance(statement, Load):
-            raise ProgramError(f"{_RULE}, and the maximum itself is not kept")
+            return ", and the maximum itself is not kept"
         if isinstance(statement, Map):
             values[symbol(statement.name)] = opened(statement.expr).xreplace(values | zeros)
         if isinstance(statement, Store):
             value = (values | zeros).get(symbol(statement.value), sp.Symbol(statement.value))
-            depends = {*moved} & _read(cut, statement.value)
-            if depends and value is not sp.nan:
-                raise ProgramError(
-                    f"{_RULE}: of a row of -inf they are 0, and '{statement.tensor}' must be NaN of these"
-                )
+            if moved & _read(cut, statement.value) and value is not sp.nan:
+                return f": of a row of -inf they are 0, and '{statement.tensor}' must be NaN of these"
+    return ""
 
 
 def _read(cut: Contraction, value: str) -> set[str]:
@@ -109,6 +123,10 @@ class _Exponentials:
             raise ProgramError(f"{_RULE}: what reads it is a sum of exp(z - max(z)), or of multiples of that")
         self.functions.add(own[0].func)
         return True
+
+    def is_bare(self, expr: sp.Expr) -> bool:
+        """Whether it is exp(z - max z)."""
+        return self._is_own(self._opened(expr))
 
     def _opened(self, expr: sp.Expr) -> sp.Expr:
         """With what is made of the maximum in the place of names."""

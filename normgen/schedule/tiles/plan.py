@@ -259,6 +259,20 @@ class TilePlan:
         """Whether a side's tiles reach shared memory past the registers: cp.async moves what is stored as a slot is."""
         return self.schedule.copy is Copy.CP_ASYNC and not way_through_registers(self.problem, side)
 
+    def scales(self, side: Side) -> bool:
+        """Whether a thread makes the factors of what it has copied itself, where that lies."""
+        return self.copies(side) and bool(gains(self.problem, side))
+
+    def is_even(self, side: Side) -> bool:
+        """Whether in each step the threads move whole lines of a side, all of them: a step is so many lines on."""
+        s, tile = self.schedule, self.tile(side.axis)
+        vectors, line = tile * s.tile_k // s.vector, (s.tile_k if self.lies_deep(side) else tile) // s.vector
+        return s.threads % line == 0 and vectors % s.threads == 0
+
+    def is_same(self, side: Side, load: Load) -> bool:
+        """Whether a thread needs the same vector of a load in all steps of a tile: a gain along lines that lie deep."""
+        return load.kind.axes == (self.cut.k,) and self.lies_deep(side) and self.is_even(side)
+
     # ---- a side's tile -----------------------------------------------------------------------------------------
 
     def tensor(self, load: Load) -> TensorUse:
@@ -347,10 +361,11 @@ class TilePlan:
         """Registers of a thread for sums, factors, and what is on its way to shared memory."""
         words, threads = 0, self.schedule.threads
         for side in self.cut.sides if self.in_shared else ():
-            if self.copies(side):
-                continue
+            loads = gains(self.problem, side) if self.scales(side) else () if self.copies(side) else side.loads
             vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * max(1, threads)))
-            words += sum(vectors * max(4, self.schedule.vector * self.tensor(ld).dtype.bytes) // 4 for ld in side.loads)
+            for ld in loads:
+                a_vector = max(4, self.schedule.vector * self.tensor(ld).dtype.bytes) // 4
+                words += a_vector * (1 if self.is_same(side, ld) else vectors)
         return self.accumulators + words
 
     @property
@@ -361,6 +376,8 @@ class TilePlan:
 def way_through_registers(problem: Problem, side: Side) -> str:
     """Why cp.async cannot bring a side's tiles, or nothing."""
     tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
+    if gains(problem, side):
+        return ""
     bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
     if len(bare) < len(side.slots):
         return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
@@ -369,6 +386,17 @@ def way_through_registers(problem: Problem, side: Side) -> str:
     if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
         return "what is reduced beside the products is made of what is copied, or goes by way of registers"
     return ""
+
+
+def gains(problem: Problem, side: Side) -> tuple[Load, ...]:
+    """What a side has along k alone, where its factor is made of these and of one matrix that cp.async can bring."""
+    matrices = [load for load in side.loads if load.kind.is_matrix]
+    others = tuple(load for load in side.loads if load.kind.axes and not load.kind.is_matrix)
+    is_one = len(side.slots) == len(matrices) == 1 and not side.known
+    if not is_one or side.slots[0] == symbol(matrices[0].name) or any(side.axis in ld.kind.axes for ld in others):
+        return ()
+    matrix = problem.tensor(matrices[0].tensor)
+    return others if matrix.dtype is F32 and matrix.null_as is None else ()
 
 
 @lru_cache(maxsize=4096)

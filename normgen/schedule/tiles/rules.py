@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normgen.device import Device
+from normgen.device import MOST_BLOCKS, Device
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
@@ -27,6 +27,14 @@ def cut(_: Problem, s: Schedule, __: Device) -> str | None:
     if not 32 <= s.threads <= 1024:
         rule = "tile_m / thread_m x tile_n / thread_n is 32 to 1024 threads a block"
         return f"{rule}; here they are {s.threads}"
+    return None
+
+
+def grid(problem: Problem, s: Schedule, _: Device) -> str | None:
+    cut, sizes = contraction(problem), problem.sizes
+    blocks = -(-sizes.along(cut.m) // s.tile_m) * -(-sizes.along(cut.n) // s.tile_n)
+    if blocks > MOST_BLOCKS:
+        return f"a launch has at most {MOST_BLOCKS} blocks, and {blocks} tiles have one each: larger tiles"
     return None
 
 
@@ -127,4 +135,4 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-RULES = (cut, place, vector, copy, moving, registers, shared, early)
+RULES = (cut, grid, place, vector, copy, moving, registers, shared, early)

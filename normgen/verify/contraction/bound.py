@@ -22,9 +22,12 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
 * Where every partial sum is a whole number of units, and T no more than 2^24 of these, float32 holds each of them: the
   product is exact in any order. The unit is 2 to the sum of the least exponents of a bit that is set on either side.
 * A term below the smallest normal number loses 2^-150. A factor of a computed side, such as a norm's rstd, may be
-  multiplied behind the sum instead, and that loss with it: up to 2^24 times.
+  multiplied behind the sum instead, and that loss with it: up to 2^24 times. Terms may be as many times larger without
+  their factor, and overflow.
 * Of the terms of an infinity or NaN nothing rounds: what IEEE says of them must be found, but where a partial sum of
   the others may overflow, or the factor of an infinity may be 0.
+* A computed side whose line has no finite term has an infinite factor, such as the largest of a row: the kernel that
+  multiplies by it behind the sum finds an infinity where infinite terms of both signs, or 0 times infinity, are NaN.
 """
 
 from __future__ import annotations
@@ -74,14 +77,16 @@ def contracted(
     rounding = rounding if drifts is None else np.where(drifts, worst, rounding)
     is_bare = a.error is b.error is None
     # A factor of a computed side is multiplied behind the sum, whose terms may be subnormal without it.
-    error = rounding + depth * HALF_SUBNORMAL * (1.0 if is_bare else LEFT)
+    left_out = 1.0 if is_bare else LEFT
+    error = rounding + depth * HALF_SUBNORMAL * left_out
     if is_bare:
         error = np.where(_is_whole(a.value, b.value, size, over), 0.0, error)
     error = error + _carried(a, b, left, right, over)
-    error = np.where(size + error >= OVERFLOW, np.inf, np.where(known, error, 0.0))
+    error = np.where(left_out * size + error >= OVERFLOW, np.inf, np.where(known, error, 0.0))
     found = Bounded(value, error)
-    loose = _loose(a, b, over) | _loose(b, a, over)
-    return unknown(found, loose & ~_surely_nan(a, b, over)) if np.any(loose) else found
+    loose = (_loose(a, b, over) | _loose(b, a, over)) & ~_surely_nan(a, b, over)
+    loose = loose | _has_infinite_factor(a, b, over) | _has_infinite_factor(b, a, over)
+    return unknown(found, loose) if np.any(loose) else found
 
 
 def _of_one_sign(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
@@ -115,6 +120,14 @@ def _loose(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
     if a.may_be_0 is not None and np.any(infinite := np.isinf(b.value)):
         found |= _meets(np.broadcast_to(a.may_be_0, a.value.shape), infinite, over)
     return found
+
+
+def _has_infinite_factor(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
+    """Where no term of a computed side is finite, and some are infinite: NaN or not, it has no bound."""
+    if a.error is None or not np.any(np.isinf(a.value)):
+        return np.asarray(False)
+    every = np.ones(b.value.shape, bool)
+    return _meets(np.isinf(a.value), every, over) & ~_meets(np.isfinite(a.value), every, over)
 
 
 def _surely_nan(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:

@@ -151,13 +151,14 @@ def count_draws(spec: Spec) -> int:
     return sum(node.function == RANDOM for node in found)
 
 
-def tied_value(spec: Spec, scalar: str, numbers: Array) -> float:
+def tied_value(spec: Spec, scalar: str, numbers: Array, *, is_small: bool = False) -> float:
     """The value of the scalar nearest to its default at which one of these random numbers is the one it is held to.
 
-    The default where float32 has no such value.
+    is_small  the one nearest to 0. The default where float32 has no such value.
     """
     tree, usual = tied_scalars(spec)[scalar], dict(spec.scalars)[scalar]
     numbers = numbers.reshape(-1)[:MOST_NUMBERS]
     solved = [value for number in numbers.tolist() for name, value in _solved(spec, tree, number, {}) if name == scalar]
     exact = [value for value in solved if float(np.float32(value)) == value and value != usual]
-    return min(exact, key=lambda value: abs(value - usual), default=usual)
+    near = 0.0 if is_small else usual
+    return min(exact, key=lambda value: abs(value - near), default=usual)

@@ -111,7 +111,7 @@ NOT_VARIED = (
     "pairs of values of three or more scalars with one another, but for those of a call",
     "a scalar to where rows are not finite that are so at its default, unless its spec gives ranges; a verdict names a "
     "scalar that has no other value, and every value on which no element depended",
-    "every number of columns: a kernel of fixed columns is checked at these, one of any columns at three lengths",
+    "every number of columns: a kernel of fixed columns is checked at these, one of any columns at four lengths",
     "rows in number above columns where no formula names row numbers and the columns are more than 128; rows beyond "
     "2^16 where the columns are more than 255, rows are summed, or scales lie column by column",
     "an input exactly at a limit that depends on another tensor, or that it reaches through a reduction or a function",
@@ -125,6 +125,7 @@ INDICES: dict[str, Callable[[int], float]] = {
     "0": lambda _: 0.0,
     "cols-1": lambda cols: cols - 1.0,
     "cols": lambda cols: float(cols),
+    "2^30": lambda _: 2.0**30,
     "2^31": lambda _: 2.0**31,
     "2^40": lambda _: 2.0**40,
     "-2^63": lambda _: -(2.0**63),
@@ -138,7 +139,8 @@ def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
         if tensor.name == first:
             kinds = []
         elif is_index(tensor):
-            known = (name for name, value in INDICES.items() if _fits(tensor.dtype, value(problem.cols)))
+            known = [name for name, value in INDICES.items() if _fits(tensor.dtype, value(problem.cols))]
+            known = [name for name in known if name != "2^30" or "2^31" not in known]  # of 32 bits the largest
             kinds = [*known, *compared_scalars(problem.spec).get(tensor.name, ())]
         elif tensor.dtype.least >= 0:  # scales without sign or zero
             kinds = ["huge"]
@@ -157,9 +159,8 @@ def spread_families(families: Collection[str]) -> tuple[str, ...]:
     scalar says.
     """
     known = {"", *EXTREMES, *INDICES}
-    told = [
-        name for name in families if name in (ORDINARY, "tiny", "large_mean") or name.partition(" ")[2] not in known
-    ]
+    own = (ORDINARY, "tiny", "large_mean")
+    told = [name for name in families if name in own or name.partition(" ")[2] not in known]
     return tuple(told or families)
 
 
@@ -296,10 +297,9 @@ def _others(default: float) -> tuple[float, ...]:
     if size < TINY_DEFAULT:
         small, large = LARGE_SCALARS
         return tuple(sign * v for v in (small, large, large * SPREAD, math.sqrt(size * small)))
-    spread = (sign * size / SPREAD, sign * size * SPREAD)
     if size < 1:
-        return sign * (1 + size) / 2, sign * size / 2, -default, *spread
-    return sign * size / 2, sign * size * 2, -sign * size / 2, *spread
+        return sign * (1 + size) / 2, sign * size / 2, -sign * (1 + size), sign * size / SPREAD, sign * size * SPREAD
+    return sign * size / 2, sign * size * 2, -sign * size * 2, sign * size / SPREAD / 8, sign * size * SPREAD
 
 
 def combinations(values: Mapping[str, tuple[float, ...]]) -> list[dict[str, float]]:

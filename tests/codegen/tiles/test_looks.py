@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from normgen.codegen.module import Module
@@ -13,10 +14,11 @@ from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Hold, Softmax
+from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load, parse
+from normgen.schedule.tiles.plan import tile_problem_plan
+from normgen.spec.reader import list_specs, load, parse
 from normgen.verify import check, make_inputs, make_outputs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -27,6 +29,7 @@ WAYS = {
     "ahead, one stage": SMALL,
     "online": SMALL.varied(stages=2, softmax=Softmax.ONLINE),
     "online, one stage": SMALL.varied(softmax=Softmax.ONLINE, tile_k=16),
+    "copied": SMALL.varied(copy=Copy.CP_ASYNC, stages=3),
 }
 SPECS = ("softmax_v", "masked_softmax_v", "causal_softmax_v")
 SHAPE, INNER = (2, 20, 24), 44  # a tile would have rows of two batches
@@ -46,6 +49,32 @@ def test_a_softmax_times_v_is_right_however_its_maximum_is_found(op: str, way: s
         assert checked.ok, checked.summary
 
 
+@pytest.mark.parametrize("axes", ['"batches", "inner", "cols"', '"batches", "cols", "inner"'])
+@pytest.mark.parametrize("gradient", ["s", "v"])
+def test_the_gradients_of_a_softmax_times_v_are_right(gradient: str, axes: str) -> None:
+    """Its rows' statistics and its result are saved: those of each batch are of its own matrix."""
+    for op in SPECS:
+        spec = parse(list_specs()[op].read_text().replace('"batches", "inner", "cols"', axes))
+        asked = {"direction": "backward", "gradients": (gradient,)}
+        found = problem_for(spec, shape=SHAPE, inner=INNER, **asked)  # type: ignore[arg-type]
+        checked = check_on_cpu(found, emit(found, WAYS["ahead"].varied(vector=1)), most_elements=1 << 12)
+        assert checked.ok, checked.summary
+
+
+def test_what_the_forward_pass_saves_of_a_batch_is_made_of_its_own_matrix() -> None:
+    """Three batches of 20 rows; of rows with an infinity nothing is said here."""
+    found = problem_for(load("softmax_v"), shape=(3, 20, 24), inner=INNER, direction="backward", gradients=("s",))
+    inputs = make_inputs(found, seed=1)
+    s, v, y = (inputs.arrays[name].astype(np.float64) for name in ("s", "v", "y"))
+    with np.errstate(all="ignore"):
+        z = s * inputs.scalars["scale"]
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        want = (e / e.sum(axis=1, keepdims=True)).reshape(3, 20, INNER) @ v
+    known = np.isfinite(want).reshape(y.shape)
+    assert known.mean() > 0.5
+    np.testing.assert_allclose(y[known], want.reshape(y.shape)[known], rtol=1e-5, atol=1e-6)
+
+
 NORMED = """\
 name = "normed"
 summary = "a product whose left side waits"
@@ -61,8 +90,31 @@ WAITING = {
     "a statistic of a statistic, beside the product": 'y = "(x @ w) * sum(abs(x - max(x)))"',
     "a maximum that shows": 'm = "max(x)"\ny = "exp(x - m) @ w + m"',
     "sums without their quotient": 'm = "max(x)"\ny = "exp(x - m) @ w + sum(exp(x - m))"',
+    "a maximum and its sum": 'm = "max(x)"\ny = "exp(x - m) @ w / sum(exp(x - m)) + m"',
+    "a sum of multiples": 'm = "max(x)"\ny = "exp(x - m) @ w + sum(x * exp(x - m))"',
     "a row's number": 'y = "(x * (term + row % 3) - mean(x)) @ w"',
 }
+
+
+GAINED = {
+    "a weight": "y = '(x * g) @ w'",
+    "weights of both sides": "y = '(x * g) @ (w * g)'",
+    "what is not 0 of 0": "y = '(x + g) @ w'",
+    "a term's number": "y = '(x * g * (term + 1)) @ w'",
+    "a maximum beside it": "y = '(x * g) @ w * max(x * g)'",
+}
+
+
+@pytest.mark.parametrize("name", GAINED)
+def test_what_a_matrix_becomes_with_gains_along_inner_is_made_where_cp_async_has_put_it(name: str) -> None:
+    for axes in ('"inner", "cols"', '"cols", "inner"'):
+        text = NORMED.replace("[formulas]", 'g = { role = "parameter", axes = ["inner"] }\n[formulas]')
+        found = problem_for(parse(text.replace('"inner", "cols"', axes) + GAINED[name]), shape=(40, 24), inner=INNER)
+        for way in (WAYS["copied"], WAYS["copied"].varied(stages=1, vector=1, tile_k=16)):
+            plan = tile_problem_plan(found, way)
+            assert plan.scales(plan.cut.left)
+            checked = check_on_cpu(found, emit(found, way), most_elements=1 << 12)
+            assert checked.ok, checked.summary
 
 
 def normed(formulas: str) -> Problem:
@@ -77,10 +129,19 @@ def test_a_side_that_waits_for_its_rows_is_right(name: str) -> None:
         assert checked.ok, checked.summary
 
 
+@pytest.mark.parametrize("name", ["sums without their quotient", "a maximum and its sum"])
+def test_a_maximum_that_moves_shows_where_a_sum_of_its_exponentials_rides_along(name: str) -> None:
+    found = normed(WAITING[name])
+    for way in ("online", "online, one stage"):
+        assert refusal(found, WAYS[way], target("h200")) is None
+        checked = check_on_cpu(found, emit(found, WAYS[way]), most_elements=1 << 12)
+        assert checked.ok, checked.summary
+
+
 REFUSED = {
     "a mean, then a variance, then the product": "waits for one maximum of its rows, and for nothing else",
     "a maximum that shows": "the maximum itself is not kept",
-    "sums without their quotient": "of a row of -inf they are 0, and 'y' must be NaN of these",
+    "a sum of multiples": "of a row of -inf they are 0, and 'y' must be NaN of these",
     "a statistic of a statistic, beside the product": "is a sum of exp(z - max(z)), or of multiples of that",
 }
 
@@ -136,6 +197,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("row_max_moved != 1.0f", "row_max_moved < 0.5f"),
         ("row_sum_own[step] += left_i;", "row_sum_own[step] += left_i + 1e-3f;"),
         ("line < kTileK / kVector", "line < kTileK / kVector - 1"),
+        ("moved[m] = row_max_own[step];", "moved[m] = 0.0f;"),
+        ("row_max_all[i] = moved[own_m(i)];", "row_max_all[i] = moved[i];"),
+        ("row_sum_all[i] == 0.0f", "false"),  # sums of a row of -inf are 0
+        ("row_sum_all[i] == 0.0f", "row_sum_all[i] == 1.0f"),
+        ("row_sum_all[i] = row_max_all[i] - row_max_all[i];", ""),
+        ("row_max_all[i] = __int_as_float(0xff800000);", ""),
     ],
     ("softmax_v", "ahead"): [
         ("__syncthreads();", ""),
@@ -145,6 +212,15 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("const int m = m0 + line", "const int m = line"),
         ("row_max_found[m]", "row_max_found[0]"),
         ("__int_as_float(0xff800000)", "0.0f"),
+    ],
+    ("rmsnorm_linear", "copied"): [
+        ("complete(stage, k0);", ""),  # x, and not x * weight
+        ("complete(stage, k0);", "complete(0, k0);"),
+        ("cp_async_wait<kStages - 2>();", ""),
+        ("fetch(k0 + kTileK)", "fetch(k0)"),  # the weights of the tile before
+        ("x_squares_own[step] += x_i * x_i;", "x_squares_own[step] += left_values[i] * x_i * weight_i;"),
+        ("left_values[i] = x_i * weight_i;", "left_values[i] = x_i;"),
+        ("__syncthreads();  // this stage has arrived, and nobody reads the one before it", ""),
     ],
     ("bmm", "ahead"): [
         ("rows_begin + min(rows - rows_begin, rows_per_batch)", "rows"),  # a tile with rows of two batches

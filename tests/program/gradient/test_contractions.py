@@ -52,6 +52,8 @@ CASES: list[tuple[tuple[str, ...], str, str, Callable[..., Array]]] = [
     (("y = bias - 0.125 * (x @ w)",), "", "x", lambda dy, w, **_: -0.125 * dy @ w.T),
     (("y = bias - 0.125 * (x @ w)",), "", "w", lambda dy, x, **_: -0.125 * x.T @ dy),
     (("y = where(x > 0, sqrt(x), 0) @ w / 8",), "", "w", lambda dy, x, **_: np.sqrt(np.fmax(x, 0)).T @ dy / 8),
+    (("y = (x * scale) @ w",), "", "scale", lambda dy, x, w, **_: (dy * (x @ w)).sum(1)),
+    (("y = (x - scale) @ w",), "", "scale", lambda dy, w, **_: -(dy @ w.T).sum(1)),
     (("y = (x + 2 * u) @ w",), "", "x u", lambda dy, w, **_: dy @ w.T),
     (("y = (x + 2 * u) @ w",), "", "u x", lambda dy, w, **_: 2 * dy @ w.T),
     (("y = (x @ w) + (x**2 @ up)",), "", "w up", lambda dy, x, **_: x.T @ dy),
@@ -111,13 +113,16 @@ REFUSED = [
     (
         ("r2 = rsqrt(mean(x * x))", "y = (x * r2 * gain) @ w"),
         "gain",
-        8,
-        "a kernel of products reduces its sides over cols, to values along rows or inner",
+        9,
+        "what waits for a reduction of the result's rows is known behind all of it: a value of the row",
     ),
-    (("y = x @ w * sum(x * gain)",), "gain", 8, "a kernel of products reduces its sides over inner"),
+    (
+        ("y = x @ w * sum(x * gain)",),
+        "gain",
+        8,
+        "a reduction of the result waits for another one, and a kernel makes the result once",
+    ),
     (("y = x @ (w - bias)",), "bias", 8, "the gradient of 'bias' sums that of a side of a product over inner"),
-    (("y = (x * scale) @ w",), "scale", 8, "all contractions of a kernel sum|a kernel of products reduces its sides"),
-    (("y = (x - scale) @ w",), "scale", 8, "the gradient of 'scale' sums that of a side of a product over inner"),
     (("y = (x * peak) @ w", "peak = max(x)"), "x", 8, "the gradient of max is supported only where it cancels"),
 ]
 

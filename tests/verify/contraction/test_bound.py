@@ -246,3 +246,24 @@ def test_sums_on_a_grid_are_exact_but_where_any_term_lies_off_it(
     lines = found.reshape(5, 7)
     assert not lines[2].any()
     assert np.delete(lines, 2, axis=0).all()
+
+
+def bound_of(left: Bounded, right: Bounded) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        found = Float32Error(cols=right.value.shape[-1]).dot(left, right)
+    assert found.error is not None
+    return found.error
+
+
+def test_an_infinite_factor_of_a_computed_side_may_leave_the_sum_and_an_infinite_input_may_not() -> None:
+    x, w = np.array([[1.0], [-2.0], [3.0]])[:, :, np.newaxis], Bounded(np.ones((3, 1, 2)))
+    assert np.all(np.isinf(bound_of(Bounded(x * np.inf, np.zeros_like(x)), w)))  # NaN here, inf * 2 behind the sum
+    assert not np.any(np.isinf(bound_of(Bounded(x * np.inf), w)))
+    assert not np.any(np.isinf(bound_of(Bounded(np.where(x == 3.0, x, x * np.inf), np.zeros_like(x)), w)))
+
+
+def test_terms_of_a_computed_side_may_overflow_without_the_factor_that_leaves_the_sum() -> None:
+    x, w = np.full((2, 1, 1), 1e38), np.full((2, 1, 3), 0.1)
+    assert np.all(np.isinf(bound_of(Bounded(x), Bounded(w, 1e-8 * w))))
+    assert np.all(np.isfinite(bound_of(Bounded(x), Bounded(w))))
+    assert np.all(np.isfinite(bound_of(Bounded(1e-8 * x), Bounded(w, 1e-8 * w))))
