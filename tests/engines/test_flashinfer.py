@@ -138,6 +138,18 @@ def test_a_solution_launches_the_dtypes_kernel_and_copies_what_is_not_in_place(f
 
 
 @NEEDS_CLIENT
+def test_a_solution_launches_a_kernel_without_the_tensors_that_its_function_does_not_take(
+    folder: Path, tmp_path: Path
+) -> None:
+    name, bf16 = "gemma_rmsnorm_h256", (4, 16)
+    library = built(tmp_path, loaded(folder, "solutions")[name]["sources"][0]["content"], name)
+    x, weight, y = (tensor(at, shape, bf16) for at, shape in ((4096, (8, 256)), (1 << 16, (256,)), (1 << 20, (8, 256))))
+    call = {"library": str(library), "function": f"normgen_{name}", "arguments": [x, weight, y]}
+    (lines,) = called([call], driver=fake_driver(tmp_path))
+    assert [line.split()[0] for line in lines if not line.startswith("device")] == ["launch", "="], lines
+
+
+@NEEDS_CLIENT
 def test_a_scale_is_a_tensor_of_one_element_and_a_sum_without_memory_of_its_own_is_in_place(
     folder: Path, tmp_path: Path
 ) -> None:

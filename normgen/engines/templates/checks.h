@@ -56,6 +56,11 @@ class Call {
                std::to_string(sizes_[axis]));
       }
     }
+    // A kernel's launch asks of every pitch that lines do not overlap, of one without a tensor too.
+    for (int i = 0; i < kCount; ++i) {
+      const Use& use = uses_[i];
+      if (tensors_[i] == nullptr && use.pitched) pitches_[i] = length(use.sizes[use.count - 1]);
+    }
   }
 
   int size(Axis axis) const { return static_cast<int>(sizes_[axis]); }
@@ -73,7 +78,7 @@ class Call {
     std::vector<int64_t> found;
     if (use.leads && leader_ >= 0) found.assign(tensors_[leader_]->shape, tensors_[leader_]->shape + leading(leader_));
     for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
-      found.push_back((sizes_[use.sizes[s].axis] * use.sizes[s].times + use.sizes[s].over - 1) / use.sizes[s].over);
+      found.push_back(length(use.sizes[s]));
     }
     return found;
   }
@@ -137,6 +142,8 @@ class Call {
     return found < kMost ? found : kMost;
   }
 
+  int64_t length(const Size& size) const { return (sizes_[size.axis] * size.times + size.over - 1) / size.over; }
+
   int leading(int i) const { return tensors_[i]->ndim - uses_[i].count + 1; }
 
   // What a tensor is beside the others, and where its lines lie.
@@ -154,7 +161,7 @@ class Call {
     for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
       const Size& size = use.sizes[s];
       if (sizes_[size.axis] < 0) continue;  // no tensor that is there has the axis alone
-      const int64_t wanted = (sizes_[size.axis] * size.times + size.over - 1) / size.over;
+      const int64_t wanted = length(size);
       if (tensor.shape[tensor.ndim - use.count + s] != wanted) {
         const int from = from_[size.axis];
         refuse(said(i) + ", " + std::to_string(wanted) + " long along " + kAxisNames[size.axis] + " as '" +
