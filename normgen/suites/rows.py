@@ -68,7 +68,7 @@ def tune_rows(
     shape: str | int,
     rows: str = "1..16384",
     step: int = STEP,
-    output: Path | None = None,
+    output: str | Path | None = None,
     on_band: Callable[[Result], None] = lambda _: None,
     **terms: Any,
 ) -> RowsResult:
@@ -91,7 +91,7 @@ def tune_rows(
         on_band(results[-1])
         if results[-1].interrupted:
             break
-    return _kept(tuple(results), output)
+    return _kept(tuple(results), None if output is None else Path(output))
 
 
 def _kept(results: tuple[Result, ...], output: Path | None) -> RowsResult:

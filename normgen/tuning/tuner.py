@@ -78,7 +78,7 @@ def tune(
     budget_s: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     replace: bool = False,
     resume: bool = False,
     reuse: bool = True,
@@ -121,10 +121,11 @@ def tune(
         study=study,
         storage=storage,
     )
-    if output is not None:
-        require_folder(output)
+    folder = None if output is None else Path(output)
+    if folder is not None:
+        require_folder(folder)
     with start or Start(device) as looking:
-        return _tuned(op, shape, _checked(question), terms, looking, target=target, output=output, replace=replace)
+        return _tuned(op, shape, _checked(question), terms, looking, target=target, output=folder, replace=replace)
 
 
 def _checked(question: Asked) -> Asked:
