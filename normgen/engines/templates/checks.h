@@ -56,6 +56,7 @@ class Call {
                std::to_string(sizes_[axis]));
       }
     }
+    for (int i = 0; i < kCount; ++i) if (tensors_[i] == nullptr) pitches_[i] = width(uses_[i]);
   }
 
   int size(Axis axis) const { return static_cast<int>(sizes_[axis]); }
@@ -72,11 +73,12 @@ class Call {
   std::vector<int64_t> shape(const Use& use) const {
     std::vector<int64_t> found;
     if (use.leads && leader_ >= 0) found.assign(tensors_[leader_]->shape, tensors_[leader_]->shape + leading(leader_));
-    for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
-      found.push_back((sizes_[use.sizes[s].axis] * use.sizes[s].times + use.sizes[s].over - 1) / use.sizes[s].over);
-    }
+    for (int s = use.leads ? 1 : 0; s < use.count; ++s) found.push_back(length(use.sizes[s]));
     return found;
   }
+
+  // Of its lines, where they have no gaps; a tensor that is absent has this pitch.
+  long long width(const Use& use) const { return use.pitched ? length(use.sizes[use.count - 1]) : 0; }
 
   // Rows of a batch; 1 where there are none.
   int rows_per_batch() const {
@@ -97,6 +99,7 @@ class Call {
   }
 
  private:
+  int64_t length(const Size& size) const { return (sizes_[size.axis] * size.times + size.over - 1) / size.over; }
   std::string said(int i) const { return std::string("'") + uses_[i].name + "' is " + uses_[i].shape; }
 
   // What a tensor is alone; the first tensor that has an axis says how long it is.
@@ -154,7 +157,7 @@ class Call {
     for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
       const Size& size = use.sizes[s];
       if (sizes_[size.axis] < 0) continue;  // no tensor that is there has the axis alone
-      const int64_t wanted = (sizes_[size.axis] * size.times + size.over - 1) / size.over;
+      const int64_t wanted = length(size);
       if (tensor.shape[tensor.ndim - use.count + s] != wanted) {
         const int from = from_[size.axis];
         refuse(said(i) + ", " + std::to_string(wanted) + " long along " + kAxisNames[size.axis] + " as '" +
