@@ -83,7 +83,7 @@ class Expected:
             limit = PEER_FACTOR * (limit + peer_roundoff * (np.abs(want) + rms))
         got = np.asarray(got).reshape(want.shape)
         with np.errstate(invalid="ignore", divide="ignore"):
-            off = np.abs(got - want) if peer_roundoff is not None else outside(got, want, wanted.use.dtype)
+            off = outside(got, want, wanted.use.dtype)
             ratio = np.where(off == 0, 0.0, off / limit)
         return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0))
 

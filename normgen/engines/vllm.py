@@ -45,7 +45,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: in
 
 
 def rms_norm_takes(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    return variance_size is None and _is_rows(x) and _is_weight(weight, x)
+    return variance_size is None and _is_rows(x) and _is_weight(weight, x) and not _is_batch_invariant()
 
 
 def fused_add_rms_norm(
@@ -58,7 +58,7 @@ def fused_add_rms_norm(
 def fused_add_rms_norm_takes(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> bool:
-    return variance_size is None and _is_rows(x) and _is_weight(weight, x) and _is_like(x_residual, x)
+    return rms_norm_takes(x, weight, epsilon, variance_size) and _is_like(x_residual, x)
 
 
 def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "none") -> Tensor:
@@ -69,6 +69,8 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
 
 def gelu_and_mul_sparse_takes(x: Tensor, std_multiplier: float, approximate: str = "none") -> bool:
     if not isinstance(approximate, str) or approximate not in _GELU_SPARSE or not _is_rows(x):
+        return False
+    if _is_batch_invariant():
         return False
     return _known(x.shape[-1] % 2 == 0) and _known(x.shape[-1] >= 2)
 
@@ -153,6 +155,20 @@ def _runs_on(device: torch.device) -> bool:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_new_enough(index: int) -> bool:
     return _capability(index) >= LEAST_CAPABILITY
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_batch_invariant() -> bool:
+    """Whether this vLLM is to give a row the same bits whatever stands beside it: bands have schedules of their own."""
+    return is_batch_invariant()
+
+
+@functools.lru_cache(maxsize=1)
+def is_batch_invariant() -> bool:
+    try:
+        return bool(importlib.import_module("vllm.envs").VLLM_BATCH_INVARIANT)
+    except (ImportError, AttributeError):
+        return False
 
 
 @functools.lru_cache(maxsize=64)

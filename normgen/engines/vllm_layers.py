@@ -14,7 +14,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from normgen.engines.vllm import _is_like, _is_rows, _is_weight, fused_add_rms_norm, rms_norm
+from normgen.engines.vllm import (
+    _is_like,
+    _is_rows,
+    _is_weight,
+    fused_add_rms_norm,
+    is_batch_invariant,
+    rms_norm,
+)
 
 PLUGIN = "normgen_layers"
 LAYERS = "vllm.model_executor.layers.layernorm"
@@ -44,11 +51,10 @@ def register() -> tuple[str, ...]:
     try:
         whose = importlib.import_module(LAYERS).RMSNorm
         others = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
-        is_batch_invariant = bool(importlib.import_module("vllm.envs").VLLM_BATCH_INVARIANT)
     except (ImportError, AttributeError) as error:
         _LOG.warning("normgen is no layer of this vLLM: %s", error)
         return ()
-    if is_batch_invariant:
+    if is_batch_invariant():
         _LOG.warning("normgen is no layer of a vLLM that is to be batch-invariant")
         return ()
     if "RMSNorm" in others:

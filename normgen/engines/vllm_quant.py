@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgen.engines.vllm import _capability, _is_like, _is_rows, _is_weight
+from normgen.engines.vllm import _capability, _is_like, _is_rows, _is_weight, is_batch_invariant
 from normgen.python.handle import Kernel, kernel
 from normgen.torch.calls import name_of
 from normgen.torch.operators import operator
@@ -135,6 +135,9 @@ def register() -> tuple[str, ...]:
     then does nothing, as nobody asked for it.
     """
     if PLUGIN not in os.environ.get("VLLM_PLUGINS", "").replace(" ", "").split(","):
+        return ()
+    if is_batch_invariant():
+        _LOG.warning("normgen quantises no norm of a vLLM that is to be batch-invariant")
         return ()
     try:
         fused: dict[Any, Any] = importlib.import_module(PASS).FUSED_OPS

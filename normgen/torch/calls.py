@@ -20,7 +20,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.program.classes import class_of
 from normgen.python.handle import Kernel
-from normgen.spec.spec import Spec
+from normgen.spec.spec import Kind, Spec
 from normgen.traced.tape import batches_of
 from normgen.traced.torch_formulas import TorchFunction, torch_function
 
@@ -56,6 +56,7 @@ class Calls(Forms):
     ) -> None:
         super().__init__(spec)
         self._deterministic, self._stable, self._any_rows = deterministic, stable_parameters, any_rows
+        self.has_totals = any(t.kind is Kind.SCALAR for t in spec.outputs)
         self._ready: Remembered[tuple[Any, ...], Ready] = Remembered()
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
         self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.is_row_input])
@@ -68,12 +69,16 @@ class Calls(Forms):
         """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit."""
         first = self.checked(tensors)
         sizes = self._sizes(first, self.lengths(tensors) if self.spec.has_inner else None)
-        key = (written, dtype, *sizes, *[None if t is None else t.dtype for t in tensors])
+        key = (written, dtype, self.in_order(), *sizes, *[None if t is None else t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
             found = self._ready[key] = self._made(form, first, tensors)
         return found
+
+    def in_order(self) -> bool:
+        """Whether a forward call is to add its totals in one order, as torch says now; False where there are none."""
+        return self.has_totals and torch.are_deterministic_algorithms_enabled()
 
     def backward(self, form: Form, given: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
         """The gradients that the problem of the form stores, in its order.

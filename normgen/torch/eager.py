@@ -25,13 +25,13 @@ _is_autocast, _is_grad_enabled = torch._C._is_any_autocast_enabled, torch.is_gra
 
 
 class Reduced(Protocol):
-    """What a call makes of its one result, without a node of its own."""
+    """What a call makes of its results, one tensor, without a node of its own."""
 
-    def of(self, result: Value) -> Value:
-        """What is returned."""
+    def of(self, results: Any) -> Value:
+        """What is returned; `results`: one by itself, several as a tuple."""
 
-    def gradient(self, cotangent: Value) -> Value:
-        """Of the result, by that of what was returned."""
+    def gradient(self, cotangent: Value) -> Values:
+        """Of the results, by that of what was returned."""
 
 
 class Step:
@@ -97,6 +97,7 @@ class Eager:
     ) -> None:
         self.operators, self._places, self._in_float32 = operators, places, in_float32
         self._first = next(i for i, t in enumerate(operators.calls.reads) if is_of_rows(t.kind))
+        self._has_totals = operators.calls.has_totals
         self._likely: Remembered[Any, Step] = Remembered()
         self._steps: Remembered[Any, Step] = Remembered()
 
@@ -115,6 +116,8 @@ class Eager:
             likely = (first.shape, dtype, autocast, kinds, *needs)
         else:
             likely = (first.shape, dtype, autocast, kinds)
+        if self._has_totals:
+            likely = (*likely, self.operators.calls.in_order())
         step = self._likely.get(likely)
         results = NotImplemented if step is None else step.ready.repeated(tensors, scalars)
         if results is NotImplemented:
@@ -165,10 +168,12 @@ class _Applied(torch.autograd.Function):
         ctx.save_for_backward(*step.saves(tensors + results))
         shapes = [(place, tensors[place].shape) for place in kept.shaped] if kept.shaped else ()
         ctx.call = step, scalars, step.holds(results), shapes, reduced
-        if step.place is not None:  # the gradient of one result is there when its node runs
-            return results[step.place] if reduced is None else reduced.of(results[step.place])
-        ctx.set_materialize_grads(False)
         found = step.returned(results)
+        if reduced is not None:
+            return reduced.of(found)
+        if step.place is not None:  # the gradient of one result is there when its node runs
+            return found
+        ctx.set_materialize_grads(False)
         if step.plain_results:
             ctx.mark_non_differentiable(*[found[i] for i in step.plain_results])
         return found
@@ -177,7 +182,7 @@ class _Applied(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Value) -> Any:
         step, scalars, held, shapes, reduced = ctx.call
         if reduced is not None:
-            cotangents = (reduced.gradient(cotangents[0]),)
+            cotangents = reduced.gradient(cotangents[0])
         saved = ctx.saved_tensors
         stored = step.gradients(step.reads((None, *cotangents, *saved, *held)), scalars)
         found = step.returns((None, *stored))

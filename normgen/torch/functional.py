@@ -99,7 +99,17 @@ def function(name: str) -> Callable[..., Any]:
     return made.function
 
 
-_loss_of_rows = Operator(load("cross_entropy"), takes={"x": "input", "label": "target"})
+_LABELLED = {"x": "input", "label": "target"}
+_loss_of_rows = Operator(load("cross_entropy"), takes=_LABELLED)
+
+
+@functools.cache
+def _reduced_by(reduction: str) -> Operator:
+    """The operator that an eager call runs: the sum, and the labels that count, are its kernel's too."""
+    if reduction == "none":
+        return _loss_of_rows
+    returns = ("total_loss", "counted") if reduction == "mean" else ("total_loss",)
+    return Operator(load("cross_entropy_total"), returns=returns, takes=_LABELLED)
 
 
 def cross_entropy(
@@ -139,7 +149,7 @@ def cross_entropy(
     ignored, smoothing = ignore_index_of(ignore_index), label_smoothing_of(label_smoothing)
     if not is_dynamo_compiling():
         reduced = _Reduced(target, ignored, reduction, input)
-        found = _loss_of_rows.eager((input, target), (float(ignored), smoothing, z_loss), None, reduced)
+        found = _reduced_by(reduction).eager((input, target), (float(ignored), smoothing, z_loss), None, reduced)
         if found is not NotImplemented:
             return found
     losses = _loss_of_rows.function(input, target, float(ignored), smoothing, z_loss, opaque=opaque)
@@ -178,32 +188,29 @@ def _classes_last(input: Tensor, target: Tensor) -> Tensor:
 
 
 class _Reduced:
-    """The losses of rows, reduced at the end of their own node: in fewer operations than nodes of torch's behind it."""
+    """A mean divides the sum by the count within their node: one operation, with no node of torch's behind it."""
 
-    __slots__ = ("_count", "_ignored", "_logits", "_reduction", "_shape", "_target")
+    __slots__ = ("_count", "_ignored", "_logits", "_reduction", "_target")
 
     def __init__(self, target: Tensor, ignored: int, reduction: str, logits: Tensor) -> None:
         self._target, self._ignored, self._reduction, self._logits = target, ignored, reduction, logits
 
-    def of(self, losses: Tensor) -> Tensor:
+    def of(self, found: Any) -> Tensor:
         target, logits = self._target, self._logits
         del self._target, self._logits  # the node would keep their memory when its backward pass has run
         if target.is_cpu:
             _check_labels(target, logits.shape[-1], self._ignored)
-        self._shape = losses.shape
-        if self._reduction == "none":
-            return losses
-        if self._reduction == "sum":
-            return losses.sum()
-        self._count = (target != self._ignored).sum()
-        return losses.sum() / self._count
+        if self._reduction != "mean":
+            return found
+        total, self._count = found
+        return total.div_(self._count)
 
-    def gradient(self, cotangent: Tensor) -> Tensor:
-        if self._reduction == "none":
-            return cotangent
-        every = cotangent.expand(self._shape)
+    def gradient(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        if self._reduction != "mean":
+            return (cotangent,)
         # Without a label that counts the mean is 0 / 0, whose gradient is infinite: no factor of 0 takes that away.
-        return every / self._count.clamp(min=1) if self._reduction == "mean" else every.contiguous()
+        share = cotangent / self._count.clamp(min=1)
+        return share, share  # the count has no gradient: what stands for its cotangent is not read
 
 
 def _check_labels(target: Tensor, cols: int, ignore_index: int) -> None:

@@ -96,6 +96,21 @@ def test_a_peer_may_round_intermediates_but_not_leave_anything_out() -> None:
     assert expected.share("y", one_column_less * rstd * w + b, peer_roundoff=bf16) > 1
 
 
+@pytest.mark.parametrize("op", ["layernorm_to_int8", "rmsnorm_to_fp8"])
+def test_a_peer_stores_the_nearest_code_and_the_formats_end_of_what_is_beyond(op: str) -> None:
+    problem = problem_of(op, "64x256", "bf16")
+    sample = data.sample_inputs(problem, seed=0)
+    sample.buffers["scale"].array[...] = 2.0**-6 if "int8" in op else 2.0**-10
+    expected = Expected(problem, sample, seed=0)
+    want, dtype = expected.tensors["q"].want, problem.tensor("q").dtype
+    assert np.abs(want).max() > 1.2 * dtype.largest
+    codes = np.rint(want) if dtype.is_integer else want
+    codes = np.clip(codes, dtype.least, dtype.largest).astype(dtype.numpy).astype(np.float64)
+    assert expected.share("q", codes, peer_roundoff=0.0) == 0
+    for wrong in (-codes, np.where(np.abs(want) > dtype.largest, 0.0, codes)):
+        assert expected.share("q", wrong, peer_roundoff=0.0) > 1
+
+
 def test_nan_and_other_shapes_are_infinitely_far_off() -> None:
     problem = problem_of("softmax", "8x16")
     expected = Expected(problem, data.sample_inputs(problem, seed=0), seed=0)

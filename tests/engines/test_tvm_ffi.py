@@ -260,6 +260,14 @@ OTHERS: dict[str, tuple[Record, Call]] = {
     "a persistent grid of clusters": (CLUSTERS, Call(rows=4096, cols=131072, null=frozenset({"rstd"}))),
     "labels": (record("cross_entropy", shape="64x512"), Call(rows=64, cols=512)),
     "whole numbers": (record("rmsnorm_to_int8_token", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
+    "a matrix that is not there": (
+        record("masked_softmax", shape="64x512", without=("mask",)),
+        Call(rows=64, cols=512, null=frozenset({"mask"})),
+    ),
+    "an input that is not there, of two": (
+        record("gemma_rmsnorm", shape="64x512", dtype="bf16", without=("residual", "h")),
+        Call(rows=64, cols=512, null=frozenset({"residual", "rstd"})),
+    ),
     "a product": (record("linear", shape="64x256", inner=128), Call(rows=64, cols=256, inner=128)),
 }
 

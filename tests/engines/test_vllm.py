@@ -326,6 +326,19 @@ def test_an_operation_of_another_schema_is_left_out_and_said(caplog: pytest.LogC
         op.impls["normgen"] = taken
 
 
+def test_a_batch_invariant_vllm_runs_none_of_our_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands of row counts have schedules of their own, and orders of sums."""
+    x, weight = torch.randn(3, 64), torch.ones(64)
+    calls = {"rms_norm": (x, weight, 1e-6), "fused_add_rms_norm": (x, x, weight, 1e-6), "gelu_and_mul_sparse": (x, 1.0)}
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with provider("normgen", "native"):
+        for wanted in ("native", "normgen"):
+            ours.is_batch_invariant.cache_clear()
+            for name, args in calls.items():
+                assert getattr(ir.ops, name).dispatch(*args).provider == wanted
+            monkeypatch.undo()
+
+
 @pytest.fixture
 def layered(configured: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """vLLM's configuration, with our layer in its registry of layers from outside."""

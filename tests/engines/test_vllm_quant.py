@@ -126,6 +126,9 @@ def test_nothing_is_offered_where_the_engine_does_not_name_it(monkeypatch: pytes
     assert ours.register() == ()
     monkeypatch.setenv("VLLM_PLUGINS", "normgen")
     assert ours.register() == ()
+    monkeypatch.setenv("VLLM_PLUGINS", "normgen_norm_quant")
+    monkeypatch.setattr(ours, "is_batch_invariant", lambda: True)
+    assert ours.register() == ()
 
 
 @pytest.fixture(scope="module")

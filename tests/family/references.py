@@ -315,6 +315,14 @@ def cross_entropy_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
     return {"dx": np.where(is_counted, t["dloss"] * by_logits(t, s), 0.0) + t["dlse"] * softmax(t["x"])}
 
 
+def cross_entropy_total(t: Tensors, s: Scalars) -> dict[str, Array]:
+    return {"total_loss": cross_entropy(t, s)["loss"].sum(), "counted": (t["label"] != s["ignore_index"]).sum()}
+
+
+def cross_entropy_total_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    return {"dx": np.where(t["label"] != s["ignore_index"], t["dtotal_loss"] * by_logits(t, s), 0.0)}
+
+
 def kl_div(t: Tensors, _: Scalars) -> dict[str, Array]:
     """torch's kl_div(x, target, reduction="none") summed along a row: nothing where the target is 0."""
     target = np.where(t["target"] > 0, t["target"], 1.0)
@@ -385,6 +393,7 @@ FORWARD: dict[str, Function] = {
     "softmax_sink": softmax_sink,
     "cross_entropy": cross_entropy,
     "cross_entropy_grad": cross_entropy_grad,
+    "cross_entropy_total": cross_entropy_total,
     "kl_div": kl_div,
     "rmsnorm_to_fp8": lambda t, s: static(rmsnorm(t, s), t),
     "rmsnorm_to_fp8_token": lambda t, s: per_token(rmsnorm(t, s), t, s, FP8),
@@ -417,5 +426,6 @@ BACKWARD: dict[str, Function] = {
     "causal_softmax": causal_softmax_backward,
     "softmax_sink": softmax_sink_backward,
     "cross_entropy": cross_entropy_backward,
+    "cross_entropy_total": cross_entropy_total_backward,
     "kl_div": kl_div_backward,
 }

@@ -15,7 +15,7 @@ from normgen.errors import UsageError  # noqa: E402
 from normgen.operators import launch  # noqa: E402
 from normgen.python import any_rows, handle, kernels, repeat  # noqa: E402
 from normgen.spec.reader import load  # noqa: E402
-from normgen.torch import calls  # noqa: E402
+from normgen.torch import calls, functional  # noqa: E402
 from tests.python.devices import NEEDS_COMPILER  # noqa: E402
 from tests.python.launching import (  # noqa: E402
     HERE,
@@ -151,3 +151,45 @@ def test_any_number_of_rows_is_one_handle_whose_schedule_follows_them(device: To
 def test_rows_are_any_or_those_of_the_calls() -> None:
     with pytest.raises(UsageError, match="rows are those of each call"):
         ng.operator(load("rmsnorm"), rows="all")
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_a_mean_of_losses_is_a_kernel_its_finish_and_a_division(
+    device: TorchCpu, is_wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = own("cross_entropy_total", returns=("total_loss", "counted"))
+    monkeypatch.setattr(functional, "_reduced_by", lambda _: loss)
+    logits, labels = torch.randn(5, 64, requires_grad=is_wanted), torch.tensor([1, -100, 63, 0, -100])
+    first = ng.cross_entropy(logits, labels)  # that call teaches the launcher
+    if is_wanted:
+        first.backward()
+    before = len(device.seen)
+    mean = ng.cross_entropy(logits, labels)
+    assert len(device.seen) == before + 2
+    want = torch.nn.functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(mean, want)
+    if is_wanted:
+        (node,) = [function for function, _ in mean.grad_fn.next_functions if function is not None]
+        assert type(node).__name__ == "AccumulateGrad"  # nothing of torch's stands between the mean and its logits
+        torch.testing.assert_close(*(torch.autograd.grad(y, logits)[0] for y in (mean, want)))
+        assert len(device.seen) == before + 3
+
+
+def test_a_total_is_added_in_one_order_once_torch_asks_for_it(
+    device: TorchCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device is not None
+    make, asked = launch.kernel, []
+    monkeypatch.setattr(
+        launch, "kernel", lambda *args, **named: asked.append(named["deterministic"]) or make(*args, **named)
+    )  # type: ignore[func-returns-value]
+    total, x = own("full_sum"), torch.randn(6, 64)
+    try:
+        for is_ordered in (False, True, False, True):
+            torch.use_deterministic_algorithms(is_ordered)
+            for run in (total, total.operators.plain):
+                given = (x,) if run is total else (x, torch.float32)
+                torch.testing.assert_close(run(*given), x.sum())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [False, True]

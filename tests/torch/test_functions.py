@@ -511,3 +511,17 @@ def test_a_mean_without_a_gradient_is_four_operations_beside_the_losses() -> Non
     assert "aten.masked_fill.Scalar" in kept.names
     assert torch.equal(loss, mean)
     assert ng.cross_entropy(logits, torch.full((4,), -100)).isnan()
+
+
+@pytest.mark.gpu
+def test_an_eager_mean_on_a_gpu_is_a_kernel_its_finish_and_a_division() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    logits, labels = torch.randn(64, 1000, device="cuda"), torch.randint(0, 1000, (64,), device="cuda")
+    for _ in range(2):
+        ng.cross_entropy(logits, labels)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        ng.cross_entropy(logits, labels)
+        torch.cuda.synchronize()
+    kernels = [event.name for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert 1 <= len(kernels) <= 3, kernels

@@ -56,11 +56,7 @@ class Call {
                std::to_string(sizes_[axis]));
       }
     }
-    // A kernel's launch asks of every pitch that lines do not overlap, of one without a tensor too.
-    for (int i = 0; i < kCount; ++i) {
-      const Use& use = uses_[i];
-      if (tensors_[i] == nullptr && use.pitched) pitches_[i] = length(use.sizes[use.count - 1]);
-    }
+    for (int i = 0; i < kCount; ++i) if (tensors_[i] == nullptr) pitches_[i] = width(uses_[i]);
   }
 
   int size(Axis axis) const { return static_cast<int>(sizes_[axis]); }
@@ -77,11 +73,12 @@ class Call {
   std::vector<int64_t> shape(const Use& use) const {
     std::vector<int64_t> found;
     if (use.leads && leader_ >= 0) found.assign(tensors_[leader_]->shape, tensors_[leader_]->shape + leading(leader_));
-    for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
-      found.push_back(length(use.sizes[s]));
-    }
+    for (int s = use.leads ? 1 : 0; s < use.count; ++s) found.push_back(length(use.sizes[s]));
     return found;
   }
+
+  // Of its lines, where they have no gaps; a tensor that is absent has this pitch.
+  long long width(const Use& use) const { return use.pitched ? length(use.sizes[use.count - 1]) : 0; }
 
   // Rows of a batch; 1 where there are none.
   int rows_per_batch() const {
@@ -102,6 +99,7 @@ class Call {
   }
 
  private:
+  int64_t length(const Size& size) const { return (sizes_[size.axis] * size.times + size.over - 1) / size.over; }
   std::string said(int i) const { return std::string("'") + uses_[i].name + "' is " + uses_[i].shape; }
 
   // What a tensor is alone; the first tensor that has an axis says how long it is.
@@ -141,8 +139,6 @@ class Call {
     for (int d = 0; d < count; ++d) found = sizes[d] < kMost && found < kMost ? found * sizes[d] : kMost;
     return found < kMost ? found : kMost;
   }
-
-  int64_t length(const Size& size) const { return (sizes_[size.axis] * size.times + size.over - 1) / size.over; }
 
   int leading(int i) const { return tensors_[i]->ndim - uses_[i].count + 1; }
 

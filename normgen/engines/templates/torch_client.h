@@ -165,9 +165,9 @@ class Results {
   void make(const Arguments& with, const Call<kReads>& call, const Use (&uses)[kCount],
             const bool (&nullable)[kCount]) {
     for (int i = 0; i < kCount; ++i) {
+      pitches_[i] = call.width(uses[i]);
       if (!with.asked[i] && nullable[i]) continue;
       const std::vector<int64_t> shape = call.shape(uses[i]);
-      pitches_[i] = shape.empty() ? 0 : shape.back();
       found_[i] = empty(shape, code_of(uses[i].stored), call.device());
     }
   }
