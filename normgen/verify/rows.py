@@ -221,12 +221,13 @@ def _ties(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
 
 
 def _ties_of_4(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
-    """Neighbouring groups have other scales, so that the scale of another one shows."""
-    group = np.arange(cols) // 16
+    """Neighbouring groups, of 16 columns and of 32, have other scales, so that the scale of another one shows."""
+    half = np.arange(cols) // 16
+    group = half // 2
     x = rng.choice([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], (rows, cols)) * rng.choice([-1.0, 1.0], (rows, cols))
-    x[:, min(1, cols - 1) :: 16] = np.where(np.arange(rows)[:, None] % 2 == 1, 7.0, 6.0)
-    power = 2.0 ** (rng.integers(-2, 3, (rows, 1)) + group % 3)
-    return np.asarray(np.where(group % 4 == 3, 0.0, x * power))
+    x[:, min(1, cols - 1) :: 16] = np.where(group % 2 == 0, 7.0, 6.0)[min(1, cols - 1) :: 16]
+    power = 2.0 ** (rng.integers(-2, 3, (rows, 1)) + group % 3 - half % 2)
+    return np.asarray(np.where(group % 5 == 3, 0.0, x * power))
 
 
 def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:

@@ -32,11 +32,10 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.verify.bounded import Bounded
 from normgen.verify.error_model import Float32Error
-from tests.presets.fp4 import codes, two_a_byte
+from tests.presets.fp4 import NUMBERS, codes, two_a_byte
 from tests.samples import sized
 
 H200 = target("h200")
-NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 WIDTHS = (2, 4, 8, 16, 32)
 STATIC = """
 name = "static_to_fp4"

@@ -17,6 +17,7 @@ from tests.presets.references import ONE, QMAX, Array, Given, Values, _amax
 
 SIXTH = ONE / np.float32(6)
 LARGEST = np.float32(np.finfo(np.float32).max)
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # of each code
 MIDDLES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
