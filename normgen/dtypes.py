@@ -17,6 +17,7 @@ from normgen.errors import UsageError, did_you_mean
 class DType:
     """A stored number format. How CUDA text converts it stands in the device library's file of the name `ctype`.
 
+    bytes       of an element, or of the `packed` neighbouring ones that share them, the first in the lowest bits
     cuda_ctype, header  its name in the public signature of an exported header, and the CUDA header that has it
     ctype, word         its name in emitted CUDA text; and in vectors of specs and banners: half in half8
     scalar_type         the numpy (or ml_dtypes) scalar with the same bits; `torch` is torch's name of it
@@ -24,6 +25,7 @@ class DType:
     unit_roundoff       half the distance from 1 to the next number: u = 2^-p for p significant bits
     smallest_normal     from where on that relative error no longer holds
     rounds_up           holds powers of two alone, to which values are rounded up: scales of microscaling formats
+    for_nan             the number that stands for NaN in a format that has none
     """
 
     name: str
@@ -44,14 +46,43 @@ class DType:
     saturates: bool = False
     is_integer: bool = False
     rounds_up: bool = False
+    for_nan: float | None = None
+    packed: int = 1
     least_arch: int = 75
 
     @property
     def poison(self) -> float:
         """What an output holds before a kernel writes it: NaN, else a number that results seldom have."""
-        if not self.is_integer:
+        if self.for_nan is None:
             return math.nan
         return self.least or self.largest
+
+    def bytes_of(self, elements: int) -> int:
+        """The bytes of so many neighbouring elements, which are whole bytes."""
+        return elements * self.bytes // self.packed
+
+    def units(self, elements: int) -> int:
+        """What an array in memory counts of so many neighbouring elements: themselves, or the bytes that they share."""
+        return elements // self.packed
+
+    @property
+    def of_array(self) -> DType:
+        """The dtype of an array in memory, of `units`: u8 of elements that share a byte."""
+        return self if self.packed == 1 else U8
+
+    def in_units(self, values: Any) -> Any:
+        """Stored values [.., elements] as an array in memory has them, [.., units]."""
+        if self.packed == 1:
+            return values
+        codes = values.view(np.uint8).reshape(*values.shape[:-1], -1, self.packed)
+        return (codes[..., 0] & 15) | codes[..., 1] << 4
+
+    def by_element(self, memory: Any) -> Any:
+        """The stored values [.., elements] of an array in memory."""
+        if self.packed == 1:
+            return memory
+        codes = np.stack((memory & 15, memory >> 4), axis=-1)
+        return codes.reshape(*memory.shape[:-1], -1).view(self.numpy)
 
     @property
     def least(self) -> float:
@@ -59,7 +90,7 @@ class DType:
         return -self.largest if self.lowest is None else self.lowest
 
     def within(self, values: Any) -> Any:
-        """Exact float64 values as far as they can be stored: not yet rounded, but saturated, and 0 for a lost NaN.
+        """Exact float64 values as far as they can be stored: not yet rounded, but saturated, and `for_nan` for NaN.
 
         Where the dtype rounds up, the power of two: that is no small error, but a step, whose place is known.
         """
@@ -69,16 +100,28 @@ class DType:
         if self.rounds_up:
             mantissa, exponent = np.frexp(found)
             return np.where(np.asarray(values) >= 0, np.ldexp(1.0, exponent - (mantissa == 0.5)), np.nan)
-        return np.where(np.isnan(found), 0.0, found) if self.is_integer else found
+        return found if self.for_nan is None else np.where(np.isnan(found), self.for_nan, found)
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether its numbers are so far apart that most float32 results round to a known one: 8 bits, or fewer."""
+        return self.saturates and not self.is_integer
+
+    def cast(self, values: Any) -> Any:
+        """What `within` finds, and of a coarse dtype the number that it is rounded to, in float64."""
+        return self.stored(values).astype(np.float64) if self.is_coarse and not self.rounds_up else self.within(values)
 
     def moved(self, values: Any, error: Any, least: Any = -math.inf) -> Any:
-        """How far `within` can lie from that of the values where these are off by `error`, but not below `least`.
+        """How far `cast` can lie from that of the values where these are off by `error`, but not below `least`.
 
         inf where a dtype without a sign may find NaN for a number, or a number for NaN.
         """
-        if not self.rounds_up:
+        if not self.is_coarse:
             return error
-        found, low, high = self.within(values), np.maximum(values - error, least), values + error
+        found, low, high = self.cast(values), np.maximum(values - error, least), values + error
+        if not self.rounds_up:
+            moved = np.maximum(self.cast(high) - found, found - self.cast(low))
+            return np.where(np.isinf(error), np.inf, moved)
         moved = np.maximum(self.within(high) - found, found - self.within(np.maximum(low, 0.0)))
         return np.where((low < 0) & (high >= 0) | np.isinf(error), np.inf, moved)
 
@@ -200,6 +243,27 @@ F8E8M0 = DType(
     rounds_up=True,
 )
 
+# The same, 5.3.3: neither NaN nor infinity. NaN becomes 6, as cvt.rn.satfinite.e2m1x2.f32 has it (PTX ISA 8.6).
+F4E2M1 = DType(
+    name="f4e2m1",
+    aliases=("float4_e2m1fn", "float4_e2m1fn_x2", "e2m1", "fp4_e2m1", "fp4"),
+    bytes=1,
+    packed=2,
+    ctype="float4_e2m1x2",
+    word="e2m1x",
+    cuda_ctype="__nv_fp4x2_e2m1",
+    header="cuda_fp4.h",
+    scalar_type=ml_dtypes.float4_e2m1fn,
+    torch="float4_e2m1fn_x2",
+    dlpack=(17, 4),
+    unit_roundoff=2.0**-2,
+    largest=6.0,
+    smallest_normal=1.0,
+    smallest_subnormal=0.5,
+    saturates=True,
+    for_nan=6.0,
+)
+
 
 def _integer(name: str, *aliases: str, size: int, ctype: str, word: str, cuda: str, scalar: type, code: int) -> DType:
     info = None if scalar is np.bool_ else np.iinfo(scalar)
@@ -219,6 +283,7 @@ def _integer(name: str, *aliases: str, size: int, ctype: str, word: str, cuda: s
         smallest_subnormal=1.0,
         lowest=float(info.min) if info else 0.0,
         saturates=True,
+        for_nan=0.0,
         is_integer=True,
     )
 
@@ -230,7 +295,7 @@ I32 = _integer("i32", "int32", "int", size=4, ctype="int32", word="int", cuda="i
 I64 = _integer("i64", "int64", "long", size=8, ctype="int64", word="long", cuda="long long", scalar=np.int64, code=0)
 
 FLOATS = (F32, F16, BF16)  # what a tensor may be stored as unless its spec says otherwise
-DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, F8E8M0, I8, U8, BOOL, I32, I64)}
+DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, F8E8M0, F4E2M1, I8, U8, BOOL, I32, I64)}
 _BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases, d.cuda_ctype)}
 
 
@@ -249,14 +314,15 @@ def dtype(given: Any) -> DType:
 
 
 _WIDE = "not supported: arithmetic is float32 by design, so that float64 would only be stored"
-_NARROW = "not supported: an element has at least 8 bits"
+_NARROW = "not supported: of formats with fewer than 8 bits there is f4e2m1 alone"
 _COMPLEX = "not supported: real and imaginary parts are two tensors"
 _NOT_STORED = {
     **dict.fromkeys(("f64", "float64", "double"), _WIDE),
-    **dict.fromkeys(("i4", "int4", "u4", "uint4", "f4e2m1", "fp4", "fp4_e2m1", "float4_e2m1fn_x2", "nvfp4"), _NARROW),
+    **dict.fromkeys(("i4", "int4", "u4", "uint4", "fp6"), _NARROW),
     **dict.fromkeys(("complex64", "complex128", "c64", "c128"), _COMPLEX),
     **dict.fromkeys(("i16", "int16", "short", "u16", "uint16"), "not supported: i32 holds these numbers"),
     "tf32": "did you mean 'f32'?",
+    **dict.fromkeys(("nvfp4", "mxfp4"), "did you mean 'f4e2m1'? the scales of groups are a tensor of their own"),
 }
 
 

@@ -14,7 +14,7 @@ from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, If, Let, Statement
 from normgen.dtypes import F32
 from normgen.problem.problem import Problem
-from normgen.problem.scales import WORD, ScaleLayout
+from normgen.problem.scales import TILE_ROWS, WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
@@ -175,7 +175,9 @@ class Access(Tensors):
         return self.unless_null(tensor, text, site.width)
 
     def write_elem(self, tensor: str, site: Site) -> str:
-        return f"write<Store>({self.plan.problem.tensor(tensor).memory}_row + {site.place}, {tensor}_vec)"
+        use = self.plan.problem.tensor(tensor)
+        place = site.place if use.dtype.packed == 1 else f"static_cast<unsigned>({site.place}) / {use.dtype.packed}"
+        return f"write<Store>({use.memory}_row + {place}, {tensor}_vec)"
 
     @property
     def divisor(self) -> str:
@@ -207,6 +209,9 @@ class Access(Tensors):
                 return self._write_value(tensor, f"{row}[static_cast<long long>({group}) * {pitch}]", value)
             case ScaleLayout.PACKED:
                 return f"write_packed({row}, {pitch}, {group}, {self.cols} / kGroup, {value})"
+            case ScaleLayout.SWIZZLED:
+                number = self.valid_row
+                return f"write_swizzled({row}, {number}, rows, {group}, {self.cols} / kGroup, {value})"
 
     def _write_value(self, tensor: str, place: str, value: str) -> str:
         is_float = self.plan.problem.tensor(tensor).dtype is F32
@@ -425,6 +430,9 @@ class Access(Tensors):
                 step = row
             case ScaleLayout.PACKED:
                 step = f"static_cast<long long>({row}) * {WORD}"
+            case ScaleLayout.SWIZZLED:
+                tile = f"static_cast<long long>({row} / {TILE_ROWS}) * {tensor.name}_pitch"
+                step = f"{tile} + place_in_tile({row})"
         start = f"{tensor.name} + {step}"
         return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from normgen.cost.model import Cost
 from normgen.cost.work import FMAS_PER_CLOCK, arithmetic_us, flops
 from normgen.device import Device
+from normgen.dtypes import F32
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
 from normgen.program.source import written_program
@@ -278,7 +279,7 @@ def unfused_bytes(problem: Problem) -> int:
     """Bytes through memory where each statement of the program is a kernel of its own, with float32 in between."""
     program = written_program(problem)
     kinds = value_kinds(program)
-    stored = {t.name: t.dtype.bytes for t in problem.tensors}
+    stored = {t.name: t.dtype for t in problem.tensors}
     groups = {ld.name: ld.group or 1 for ld in program.loads}
 
     def size(name: str) -> int:
@@ -287,7 +288,7 @@ def unfused_bytes(problem: Problem) -> int:
             return 0
         count = (problem.rows if kind.by_row else 1) * (problem.cols if kind.by_col else 1)
         count *= problem.inner if kind.by_inner else 1
-        return count // groups.get(name, 1) * stored.get(name, 4)
+        return stored.get(name, F32).bytes_of(count // groups.get(name, 1))
 
     moved = 0
     for statement in program.statements:

@@ -49,7 +49,7 @@ class DeviceBuffer(Owned):
 
     def read(self, shape: tuple[int, ...], dtype: DType | Any, *, offset: int = 0) -> np.ndarray[Any, Any]:
         """The bytes from `offset` on as a new array; waits for nothing but the copy: synchronize the stream first."""
-        host = np.empty(shape, dtype=dtype.numpy if isinstance(dtype, DType) else dtype)
+        host = np.empty(shape, dtype=dtype.of_array.numpy if isinstance(dtype, DType) else dtype)
         self._check_range(offset, host.nbytes)
         if host.nbytes:
             with OnDevice(self.device):

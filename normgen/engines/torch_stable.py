@@ -301,6 +301,6 @@ def _banner(
 
 def _said(family: Family, one: Halves) -> str:
     named = {t.name: t for t in one.group.problem.tensors}
-    tensors = [f"{t.name} {shape_of(named[t.name])} {named[t.name].dtype.torch}" for t in family.reads]
-    made = [f"{name} {shape_of(named[name])} {named[name].dtype.torch}" for name in family.results]
+    tensors = [f"{t.name} {shape_of(named[t.name])} {named[t.name].dtype.of_array.torch}" for t in family.reads]
+    made = [f"{name} {shape_of(named[name])} {named[name].dtype.of_array.torch}" for name in family.results]
     return f"{', '.join(tensors)} -> {', '.join(made)}"

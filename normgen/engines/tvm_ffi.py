@@ -20,6 +20,7 @@ from normgen.codegen.module import Source
 from normgen.codegen.spelling import Spelling, mark
 from normgen.codegen.templates import tidy
 from normgen.cuda import nvrtc
+from normgen.errors import UsageError
 from normgen.export.compiled import compiled_for
 from normgen.export.groups import Group
 from normgen.export.header import (
@@ -73,7 +74,7 @@ class Function:
         return lines + [f"{name.ljust(width)}  float, {value!r} by default of the spec" for name, value in self.scalars]
 
     def _said(self, tensor: TensorUse) -> str:
-        words = [f"{shape_of(tensor)} {tensor.dtype.torch}"]
+        words = [f"{shape_of(tensor)} {tensor.dtype.of_array.torch}"]
         words += ["written"] if tensor.is_written else []
         words += [f"read, then overwritten by {tensor.under}"] if tensor.under else []
         words += ["may be None"] if tensor.name in self.optional else []
@@ -101,8 +102,14 @@ class Image:
 
 
 def function_of(group: Group, scalars: Sequence[str], *, file_name: str) -> Function:
-    """What the function of a header is called with. `scalars`: those that its kernels take."""
+    """What the function of a header is called with. `scalars`: those that its kernels take.
+
+    Raises UsageError for scales in tiles, whose bytes are no lines of a tensor.
+    """
     problem = group.problem
+    if tiled := [t.name for t in problem.tensors if t.layout is ScaleLayout.SWIZZLED]:
+        rule = "the functions of TVM-FFI and of LibTorch take scales in lines"
+        raise UsageError(rule, received=f"{tiled[0]} is {ScaleLayout.SWIZZLED}", hint="call the header's own function")
     free = {*group.optional, *(f"d{n}" for n in group.optional), *group.nullable}
     defaults = dict(problem.spec.scalars)
     return Function(
@@ -247,6 +254,7 @@ def shape_of(tensor: TensorUse) -> str:
     if tensor.layout is ScaleLayout.PACKED and tensor.kind.is_groups:
         return f"[cols / {tensor.group * WORD}, {WORD} * rows]"
     said = {"groups": f"cols / {tensor.group}"}
+    said |= {tensor.axes[-1]: f"{tensor.axes[-1]} / {tensor.dtype.packed}"} if tensor.dtype.packed > 1 else {}
     axes = ["..", *tensor.axes[1:]] if _leads(tensor) else list(tensor.axes)
     return f"[{', '.join(said.get(axis, axis) for axis in axes)}]"
 
@@ -256,11 +264,13 @@ def use_of(tensor: TensorUse) -> str:
     if tensor.layout is ScaleLayout.PACKED and tensor.kind.is_groups:
         sizes = [f"{{kCols, 1, {tensor.group * WORD}}}", f"{{kRows, {WORD}, 1}}"]
     else:
-        sizes = [f"{{{_AXES[a]}, 1, {tensor.group if a == 'groups' else 1}}}" for a in tensor.axes]
-    code, bits = tensor.dtype.dlpack
+        over = [tensor.group if axis == "groups" else 1 for axis in tensor.axes]
+        over = over if tensor.dtype.packed == 1 else [*over[:-1], tensor.dtype.packed]
+        sizes = [f"{{{_AXES[axis]}, 1, {n}}}" for axis, n in zip(tensor.axes, over, strict=True)]
+    code, bits = tensor.dtype.of_array.dlpack
     leads, pitched = (str(flag).lower() for flag in (_leads(tensor), tensor.kind.is_matrix))
     stored = f"{{{code}, {bits}}}"
-    named = f'"{tensor.name}", "{shape_of(tensor)}", "{tensor.dtype.torch}"'
+    named = f'"{tensor.name}", "{shape_of(tensor)}", "{tensor.dtype.of_array.torch}"'
     return f"{{{named}, {stored}, {leads}, {pitched}, {len(sizes)}, {{{', '.join(sizes)}}}}}"
 
 

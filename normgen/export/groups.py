@@ -103,7 +103,7 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     """The same problem for any cols, without some tensors. An odd pitch promises nothing about row starts."""
     asked, whole = problem.question, problem.spec.whole_cols
     cols = -(-1024 // whole) * whole
-    pitch = cols + (2 if cols % 2 else 1)
+    pitch = cols + (2 if cols % 2 else problem.packed)
     dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
     general = replace(asked, rows=1, cols=cols, batches=1, pitch=pitch, align=align, any_cols=True, dtypes=dtypes)
     general = replace(general, inner=cols if asked.inner else 0)

@@ -16,7 +16,7 @@ from normgen.export.groups import Entry, Group
 from normgen.pipeline import answered
 from normgen.problem.problem import LARGEST_TILED, MOST_NUMBERED, Problem
 from normgen.problem.question import Direction
-from normgen.problem.scales import WORD, ScaleLayout
+from normgen.problem.scales import TILE_BYTES, WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
 
 LONGEST_TERM = 105  # characters of a line of a table that stay together
@@ -243,7 +243,7 @@ def launch_values(launch: Launch) -> str:
 def _width(tensor: TensorUse) -> str:
     """Elements of a row, or of what else the tensor's pitch leads along."""
     if not tensor.group:
-        return tensor.axes[-1]
+        return tensor.axes[-1] if tensor.dtype.packed == 1 else f"{tensor.axes[-1]} / {tensor.dtype.packed}"
     match tensor.layout:
         case ScaleLayout.ROW_MAJOR:
             return f"cols / {tensor.group}"
@@ -251,10 +251,13 @@ def _width(tensor: TensorUse) -> str:
             return "rows"
         case ScaleLayout.PACKED:
             return f"{WORD}ll * rows"
+        case ScaleLayout.SWIZZLED:
+            return f"(cols / {tensor.group} + {WORD - 1}) / {WORD} * {TILE_BYTES}ll"
 
 
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     yield from (f"cols % {group} != 0" for group in problem.spec.groups)
+    yield from (f"cols % {packed} != 0" for packed in {t.dtype.packed for t in problem.tensors} - {1})
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:
@@ -288,7 +291,7 @@ def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
     if not problem.spec.group:
         return 0
     vector = max(c.schedule.vector for c in general)
-    return min(16, vector * max(t.dtype.bytes for t in (*problem.matrices, *problem.vector_parameters)))
+    return min(16, max(t.dtype.bytes_of(vector) for t in (*problem.matrices, *problem.vector_parameters)))
 
 
 def _rows(problem: Problem) -> list[TensorUse]:
@@ -390,6 +393,9 @@ _LAID_OUT = {
     ScaleLayout.COLUMN_MAJOR: "{0} has its rows side by side for each group: {0}_pitch is at least rows.",
     ScaleLayout.PACKED: "{0} has a 32-bit word a row for each four groups, the first in the lowest byte, zeros behind "
     "the last one: {0}_pitch, in bytes, is at least 4 * rows, and whole words.",
+    ScaleLayout.SWIZZLED: "{0} has 512 bytes for each 128 rows and four groups: group g of row r is byte "
+    "16 * (r % 32) + 4 * (r % 128 / 32) + g % 4; zeros where there is no row or group. {0}_pitch, in bytes, leads from "
+    "128 rows to the next, and is at least those of all groups.",
 }
 
 
@@ -404,6 +410,11 @@ def _doc(group: Group, workspace: str) -> list[str]:
     null = [mark(name) for name in (*group.optional, *group.nullable)]
     said = [f"{'; '.join(listed)}: device pointers, row-major, contiguous; what is written overlaps nothing else."]
     said += [f"{written} takes the place of {mark(read)}, which is overwritten." for written, read in problem.in_place]
+    said += [
+        f"{mark(t.name)} has {t.dtype.packed} elements a byte, the first in the low four bits; its pitch counts bytes."
+        for t in problem.passed_tensors
+        if t.dtype.packed > 1
+    ]
     said += [_LAID_OUT[t.layout].format(mark(t.name)) for t in problem.passed_tensors if t.layout in _LAID_OUT]
     said += [
         f"{mark(t.memory)} holds {' and '.join(t.results)}, which are the same values."

@@ -247,7 +247,7 @@ def _summed(gradient: Array, varies: frozenset[str]) -> Array:
 
 
 def _dtype(use: TensorUse, first: Any) -> Any:
-    return np.float64 if first.dtype == np.float64 and use.dtype.name == "f32" else use.dtype.numpy
+    return np.float64 if first.dtype == np.float64 and use.dtype.name == "f32" else use.dtype.of_array.numpy
 
 
 def _zeros(use: TensorUse, like: _Like) -> Array:

@@ -213,7 +213,7 @@ class GpuBench:
             return np.asarray(tensor.layout.by_row(found[:, : shape[-1]])[start:stop])
         width = pitch if len(shape) > 1 else 1
         found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
-        return found[:, : shape[-1]] if len(shape) > 1 else found[:, 0]
+        return tensor.dtype.by_element(found[:, : shape[-1]]) if len(shape) > 1 else found[:, 0]
 
     def close(self) -> None:
         """Free everything this bench holds on the device, without waiting for the garbage collector."""

@@ -103,12 +103,13 @@ class Problem:
     def pitch_of(self, tensor: TensorUse) -> int:
         """Elements from row start to row start, or from line to line of groups, where nobody says otherwise.
 
-        Values of groups have a line for each row or batch, unless they are laid out otherwise.
+        Of elements that share a byte, bytes. Values of groups have a line for each row or batch, unless they are laid
+        out otherwise.
         """
         if tensor.axes[-1:] == ("inner",):
             return self.inner
         if not tensor.group:
-            return self.pitch
+            return tensor.dtype.units(self.pitch)
         return tensor.layout.pitch(self.rows, self.cols // tensor.group, tensor.dtype.bytes)
 
     def with_rows(self, rows: int) -> Problem:
@@ -177,6 +178,11 @@ class Problem:
     def row_input_bytes(self) -> int:
         """Bytes that one element of every row input that is read takes together."""
         return sum(t.dtype.bytes for t in self.elem_inputs)
+
+    @cached_property
+    def packed(self) -> int:
+        """Elements that share a byte in a tensor [rows, cols]: vectors are so many at least; else 1."""
+        return max((t.dtype.packed for t in self.elem_tensors), default=1)
 
     @property
     def row_bytes(self) -> int:
@@ -320,7 +326,7 @@ class Problem:
     def row_alignment(self, tensor: TensorUse) -> int:
         """The largest power of two (≤ 32 bytes) that divides the address of every row start."""
         pitch = self.inner if tensor.axes[-1:] == ("inner",) else self.pitch
-        return math.gcd(self.align, pitch * tensor.dtype.bytes, 32)
+        return math.gcd(self.align, tensor.dtype.bytes_of(pitch), 32)
 
     def __str__(self) -> str:
         inner = f" inner {self.inner}" if self.inner else ""
@@ -449,6 +455,7 @@ def make_problem(
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
+    _check_packed(spec, tensors, cols, cols if pitch is None else pitch, any_cols=any_cols)
     if batch_invariant and any(t.role is Role.SEED for t in here):
         rule = "a row's random numbers are those of its place: it cannot be batch-invariant"
         raise UsageError(rule, received=f"spec '{spec.name}' draws them")
@@ -549,6 +556,21 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
             received=f"a backward problem with the statistic '{lost.name}'",
             hint=way_out,
         )
+
+
+def _check_packed(spec: Spec, tensors: Iterable[TensorUse], cols: int, pitch: int, *, any_cols: bool) -> None:
+    """Elements that share a byte are written by one thread, in vectors of whole bytes."""
+    for tensor in (t for t in tensors if t.dtype.packed > 1):
+        what = f"'{tensor.name}' of spec '{spec.name}', stored as {tensor.dtype}"
+        if not (tensor.is_written and tensor.kind.is_elem and not tensor.of):
+            rule = f"{tensor.dtype} is a format of outputs [rows, cols]: nothing reads it, and no gradient has it"
+            raise UsageError(rule, received=what, hint="pass the codes as i8, or without their gradient")
+        if cols % tensor.dtype.packed or pitch % tensor.dtype.packed:
+            rule = f"two {tensor.dtype} share a byte: cols and the pitch are even"
+            raise UsageError(rule, received=f"{what}: cols {cols}, pitch {pitch}")
+        if any_cols and not spec.group:
+            rule = f"a kernel of any cols writes {tensor.dtype} in whole vectors: the spec has groups of columns"
+            raise UsageError(rule, received=what, hint="make a kernel for these cols")
 
 
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:

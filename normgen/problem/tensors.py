@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normgen.dtypes import F8E8M0, F32, DType
+from normgen.dtypes import F8E4M3, F8E8M0, F32, DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.scales import ScaleLayout
@@ -53,17 +53,22 @@ class TensorUse:
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """elem [rows, cols], batches [batches, cols], row [rows], col [cols], scalar []; groups as they are laid out,
-        row-major [rows, cols / G]; of parameters [cols / G] and [batches, cols / G].
+        row-major [rows, cols / G]; of parameters [cols / G] and [batches, cols / G]. Of elements that share a byte,
+        bytes: [rows, cols / 2].
         """
         if self.kind.is_groups:
             return self.layout.shape(sizes.rows, sizes.cols // self.group)
-        return tuple(sizes.along(axis, self.group) for axis in self.axes)
+        found = tuple(sizes.along(axis, self.group) for axis in self.axes)
+        return found if self.dtype.packed == 1 else (*found[:-1], self.dtype.units(found[-1]))
 
     def width(self, sizes: Sizes) -> int:
-        """Elements of a row of it: columns, or groups of these, or inner; 1 where a row has one value."""
+        """Elements of a row of it: columns, or groups of these, or inner; 1 where a row has one value.
+
+        Of elements that share a byte, bytes.
+        """
         if not self.kind.within_row:
             return 1
-        return sizes.along("groups" if self.kind.by_group else self.axes[-1], self.group)
+        return self.dtype.units(sizes.along("groups" if self.kind.by_group else self.axes[-1], self.group))
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -307,7 +312,7 @@ def tensors_in_place(
 def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) -> tuple[TensorUse, ...]:
     """The tensors, those of groups that `layout` names in that layout, matrices in that order, their gradients too.
 
-    Errors: UsageError for a name of neither, an unknown layout, words of what is no f8e8m0.
+    Errors: UsageError for a name of neither, an unknown layout, words of what is no f8e8m0, tiles of no bytes.
 
     Raises UsageError for an unknown tensor or layout.
     """
@@ -328,6 +333,10 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
         if said == ScaleLayout.PACKED and known[name].dtype is not F8E8M0:
             rule = f"packed scales are four {F8E8M0} in a word"
             raise UsageError(rule, received=f"{name}: {known[name].dtype}", hint=f"--dtypes {name}={F8E8M0}")
+        if said == ScaleLayout.SWIZZLED and known[name].dtype.bytes > 1:
+            rule = "swizzled scales have a byte each"
+            hint = f"--dtypes {name}={F8E8M0}, or {F8E4M3}, where the spec stores them so"
+            raise UsageError(rule, received=f"{name}: {known[name].dtype}", hint=hint)
     return tuple(
         replace(t, order=MATRIX_LAYOUTS.get(layout.get(t.of or t.name, ""), t.order))
         if t.kind.is_shared_matrix

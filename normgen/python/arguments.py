@@ -16,7 +16,7 @@ from normgen.cuda.dlpack import contiguous_strides
 from normgen.dtypes import F32, I32, DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
-from normgen.problem.scales import ScaleLayout
+from normgen.problem.scales import TILE_BYTES, TILE_ROWS, ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.schedule.plan import tensor_alignment
 from normgen.schedule.schedule import Schedule
@@ -27,7 +27,7 @@ from normgen.spec.spec import Kind
 class Placed:
     """One array as the kernel sees it.
 
-    rows    how many rows it has; None for a tensor [cols], and for one of batches or of heads
+    rows    how many rows it has; None for a tensor [cols], and for one of batches or of heads, and of tiles of rows
     batches  how many batches, or heads, a tensor of those has; None for another one
     pitch   distance of row starts in elements (1 for tensors [rows] and [cols])
     misfit  why the kernel, right for its problem, does not cover this layout; empty if it does
@@ -37,6 +37,7 @@ class Placed:
     pitch: int
     misfit: str = ""
     batches: int | None = None
+    lines: int | None = None  # of tiles of rows: how many rows of tiles it has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,8 @@ class Expectation:
                 raise self._wrong("shape", expected, str(view.shape))
             found = self._place_elem(view)
             return replace(found, rows=None, batches=(found.rows or 0) // (self.lines or 1))
+        if self.tensor.layout is ScaleLayout.SWIZZLED:
+            return self._place_tiles(view)
         if self.tensor.layout is not ScaleLayout.ROW_MAJOR:
             return self._place_columns(view)
         if self.lines:
@@ -136,7 +139,7 @@ class Expectation:
             hint = "move it to the kernel's device first"
             raise self._wrong("device", device_name(device), device_name(view.device), hint=hint)
         dtype = array_dtype(self.tensor)
-        if view.dtype != dtype.name:
+        if view.dtype not in (dtype.name, *([self.tensor.dtype.name] if self.tensor.dtype.packed > 1 else [])):
             raise self._wrong("dtype", dtype.name, view.dtype, hint="convert it, or make a kernel for it")
         if not self.tensor.is_const and view.readonly:
             raise self._wrong("access", "a writable array", "a read-only one")
@@ -197,9 +200,30 @@ class Expectation:
             raise self._wrong("stride", f"columns at least rows = {rows} apart", f"strides {strides}", hint=hint)
         return Placed(rows=rows, pitch=(strides[-1] if lines > 1 else rows) * width)
 
+    def _place_tiles(self, view: ArrayView) -> Placed:
+        """All bytes of whole tiles, [rows of tiles, ..], one behind the other, whatever sizes the array gives them."""
+        _, width = self.tensor.layout.shape(1, self.width)
+        lines, rest = divmod(math.prod(view.shape), width)
+        if rest:
+            raise self._wrong("shape", f"a multiple of {width} bytes, those of {TILE_ROWS} rows", str(view.shape))
+        self._check_contiguous(view)
+        return Placed(rows=None, pitch=width, lines=lines)
+
+    def of_rows(self, placed: Placed, rows: int) -> Placed:
+        """What was placed, of so many rows. Raises UsageError where its tiles are those of fewer or more."""
+        if placed.lines is None:
+            return placed
+        lines, width = self.tensor.layout.shape(rows, self.width)
+        if lines != placed.lines:
+            expected = f"{lines * width} bytes, of {lines} x {width // TILE_BYTES} tiles"
+            raise self._wrong("shape", expected, f"{placed.lines * width} bytes for {rows} rows")
+        return replace(placed, rows=rows)
+
     @property
     def _columns(self) -> str:
         """What a row of it counts."""
+        if self.tensor.dtype.packed > 1:
+            return f"{self.tensor.axes[-1]} / {self.tensor.dtype.packed}"
         return f"cols / {self.tensor.group}" if self.tensor.group else self.tensor.axes[-1]
 
     def _misaligned(self, pointer: int, pitch: int) -> str:
@@ -257,13 +281,22 @@ def scalar_of(name: str, value: object, *, is_whole: bool = False, is_label: boo
 
 
 def array_dtype(tensor: TensorUse) -> DType:
-    """The dtype of the caller's array: packed scales are words, as no array has four numbers in an element."""
-    return I32 if tensor.layout is ScaleLayout.PACKED else tensor.dtype
+    """The dtype of the caller's array, which has one number in an element: of packed scales words, of codes that share
+    a byte bytes.
+    """
+    return I32 if tensor.layout is ScaleLayout.PACKED else tensor.dtype.of_array
 
 
 def new_columns(tensor: TensorUse, groups: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides, in elements, of an array for values of groups whose rows, [*sizes], are not its lines."""
+    """Shape and strides, in elements, of an array for values of groups whose rows, [*sizes], are not its lines.
+
+    Of tiles of rows [rows, groups] of whole tiles, as tensor cores' libraries ask for.
+    """
     rows = math.prod(sizes)
+    if tensor.layout is ScaleLayout.SWIZZLED:
+        lines, width = tensor.layout.shape(rows, groups)
+        whole = (lines * TILE_ROWS, width // TILE_ROWS)
+        return whole, contiguous_strides(whole)
     lines, width = tensor.layout.shape(1, groups)
     pitch = tensor.layout.pitch(rows, groups, tensor.dtype.bytes) // width
     return (*sizes, lines), (*contiguous_strides(sizes), pitch)

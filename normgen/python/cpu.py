@@ -163,7 +163,7 @@ class BoundProgram:
         if not pointer:  # not given, or of no rows
             return None
         shape = tensor.shape(Sizes(self._rows, self._cols, self._inner, self._batches))
-        return _over(pointer, shape or (1,), pitch, tensor.dtype.numpy)
+        return _over(pointer, shape or (1,), pitch, tensor.dtype.of_array.numpy)
 
 
 def _bytes(size: int) -> np.ndarray[Any, Any]:

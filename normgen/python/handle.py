@@ -72,7 +72,8 @@ def kernel(
     op         name of a spec, the path of its file, its text, the mapping that the text stands for, or a `Spec`
     shape      "8x1024x768", a tuple, or cols alone; rows are free at run time, the schedule is the one for the shape's
     rows       "any", or a shape of (-1, cols) or "*xcols": the schedule follows the rows of each call (`AnyRows`)
-    dtype      by name, or an object of numpy, ml_dtypes, torch or jax
+    dtype      by name, or an object of numpy, ml_dtypes, torch or jax. An output of f4e2m1 is an array of uint8 with
+               two codes a byte, [.., cols / 2], or one of torch.float4_e2m1fn_x2
     present    the optional tensors the caller passes or wants; None: all but those of `without`
     dtypes     stored dtypes that differ from `dtype`, by tensor name
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
@@ -91,7 +92,9 @@ def kernel(
                returns it; backward likewise a gradient, {"dx": "dy"}
     layout     output of groups -> how it lies in memory, {"scale": "column_major"}: an array [.., groups] of strides
                (1, pitch), pitch >= rows; "packed", of f8e8m0: int32 words [.., groups / 4] of these strides, the first
-               group in the lowest byte. What the call allocates has columns on multiples of 16 bytes
+               group in the lowest byte. What the call allocates has columns on multiples of 16 bytes. "swizzled", of
+               scales of a byte: whole tiles of 128 rows and four groups, [rows rounded up, groups rounded up] or any
+               other sizes; what is allocated has these, and zeros where there is no row or group
                matrix -> the order of its axes and of its gradient's, {"w": "cols_inner"}: torch's Linear
     device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
                with every access checked. Records are for GPUs: the schedule is then the default one for an H200
@@ -233,7 +236,7 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
 
     Raises NothingValidError if none is legal.
     """
-    if problem.spec.group:
+    if problem.spec.group or problem.packed > 1:
         yield from _whole_groups(problem, facts)
         return
     loose = unaligned(problem)
@@ -251,8 +254,11 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
 
 
 def _whole_groups(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Schedule]]:
-    """Rows as loosely aligned as kernels of groups allow: the lanes of one warp own a group by whole vectors."""
-    vector = max(1, problem.spec.group // WARP)
+    """Rows as loosely aligned as kernels of groups allow: the lanes of one warp own a group by whole vectors.
+
+    So are those of elements that share a byte.
+    """
+    vector = max(problem.packed, problem.spec.group // WARP)
     widest = max(t.dtype.bytes for t in problem.tensors if t.kind.by_col)
     loose = replace(problem, pitch=problem.cols + vector, align=min(16, vector * widest))
     yield loose, default_schedule(loose, facts)

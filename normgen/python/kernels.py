@@ -196,6 +196,7 @@ class Kernel:
             placed = self._placed(views)
             self._check_outputs(views)
             rows = self._common_rows(placed)
+            placed = {name: self._expected[name].of_rows(place, rows) for name, place in placed.items()}
             each = rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0
             batches = next((place.batches for place in placed.values() if place.batches is not None), 1)
             lengths = {**self.problem.lengths, "rows_per_batch": each}
@@ -286,9 +287,10 @@ class Kernel:
                 return self._executor.new_like(first, sizes, array_dtype(tensor), strides)
             if tensor.kind.by_batch:
                 own = tensor.shape(self.problem.sizes)[1:]
-                return self._executor.new_like(first, (batches, *own), tensor.dtype)
+                return self._executor.new_like(first, (batches, *own), array_dtype(tensor))
             own = tensor.shape(self.problem.sizes)[1 if tensor.kind.by_row else 0 :]
-            return self._executor.new_like(first, (*shape[:-1], *own) if tensor.kind.by_row else own, tensor.dtype)
+            sizes = (*shape[:-1], *own) if tensor.kind.by_row else own
+            return self._executor.new_like(first, sizes, array_dtype(tensor))
 
         return [(t.name, made(t)) for t in self._writes]
 

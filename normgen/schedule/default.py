@@ -135,10 +135,10 @@ def _fallbacks_of_rows(problem: Problem) -> tuple[Schedule, ...]:
     columns = Columns.ATOMIC if problem.sums_rows else Schedule().columns
     single = Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
     if problem.spec.group:  # the lanes of one warp own a group
-        return (single.varied(vector=max(1, problem.spec.group // WARP)),)
+        return (single.varied(vector=max(problem.packed, problem.spec.group // WARP)),)
     sizes = {t.dtype.bytes for t in problem.elem_tensors}
     if len(sizes) > 1:
-        return (single,)
+        return (single.varied(vector=problem.packed),)
     peeled = single.varied(edges=Edges.PEEL)
     return peeled.varied(vector=16 // sizes.pop()), peeled
 

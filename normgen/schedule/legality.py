@@ -81,7 +81,7 @@ def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
-    aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.matrices)
+    aligned = all(problem.row_alignment(t) >= min(16, t.dtype.bytes_of(s.vector)) for t in problem.matrices)
     aligned = aligned and problem.align >= min(16, s.vector * problem.widest_parameter)
     divides = problem.cols % s.vector == 0 and (not problem.any_cols or bool(problem.spec.group))
     if s.edges is Edges.EXACT and problem.any_cols and s.vector > 1 and not problem.spec.group:
@@ -109,6 +109,12 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:
             return "a peeled head aligns to at most 16 bytes"
+    return None
+
+
+def _packed(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if problem.packed > 1 and (s.vector % problem.packed or s.edges is not Edges.EXACT):
+        return f"a thread writes whole bytes of {problem.packed} elements: vectors of these, edges = exact"
     return None
 
 
@@ -573,7 +579,7 @@ def _batch_invariant(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 # Rules about how a row is cut: a cut that breaks one of these rules breaks it wherever the row waits.
-CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _groups, _batch_invariant, _parts)
+CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _packed, _groups, _batch_invariant, _parts)
 STRUCTURAL: tuple[Rule, ...] = (
     *CUT,
     _any_cols,

@@ -51,7 +51,7 @@ def alignment_of(problem: Problem, s: Schedule) -> int:
         return problem.dtype.bytes
     if s.copy is not Copy.DIRECT and not s.tile_m:
         return 16
-    return min(16, s.vector * max(t.dtype.bytes for t in problem.tensors if not t.kind.is_spread))
+    return min(16, max(t.dtype.bytes_of(s.vector) for t in problem.tensors if not t.kind.is_spread))
 
 
 def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:

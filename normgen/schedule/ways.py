@@ -364,7 +364,7 @@ def _overfills(problem: Problem, s: Schedule) -> bool:
 
 def _written(problem: Problem) -> int:
     """Bytes of the outputs with an element for each of the rows'."""
-    return sum(problem.rows * problem.cols * t.dtype.bytes for t in problem.elem_tensors if t.is_written)
+    return sum(t.dtype.bytes_of(problem.rows * problem.cols) for t in problem.elem_tensors if t.is_written)
 
 
 def _load(problem: Problem, device: Device) -> Load:
@@ -427,7 +427,7 @@ def _accesses_of_a_row(problem: Problem) -> int:
 
 def _shift_alike(problem: Problem) -> bool:
     """Whether the rows of all tensors lie alike between aligned vectors, so that they can be peeled."""
-    return len({t.dtype.bytes for t in problem.elem_tensors}) == 1
+    return len({(t.dtype.bytes, t.dtype.packed) for t in problem.elem_tensors}) == 1
 
 
 def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:

@@ -363,7 +363,8 @@ class Tensor:
         if self.role in _LEARNED:
             return f"a {self.role} is given; a learned number has the role {_LEARNED[self.role]}"
         is_whole = self.dtypes and all(DTYPES[name].is_integer for name in self.dtypes)
-        return "whole numbers have none" if is_whole else ""
+        is_packed = any(DTYPES[name].packed > 1 for name in self.dtypes)
+        return "whole numbers have none" if is_whole else "codes that share a byte have none" if is_packed else ""
 
 
 Ranges = tuple[tuple[float, float], ...]  # [least, largest] each

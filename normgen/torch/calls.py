@@ -378,13 +378,13 @@ def _shape(use: TensorUse, first: Value, lengths: Lengths | None, batches: Any =
         return lengths.shape(use.axes)
     shape = first.shape
     if use.kind.is_elem:
-        return shape
+        return (*shape[:-1], use.dtype.units(shape[-1])) if use.dtype.packed > 1 else shape
     rows = (batches,) if use.kind.by_batch else shape[:-1] if use.kind.by_row else ()
     return (*rows, *use.kind.within(shape[-1], use.group))
 
 
 def _torch_dtype(use: TensorUse, *, is_double: bool) -> Any:
-    return torch.float64 if is_double and use.dtype.name == "f32" else getattr(torch, use.dtype.torch)
+    return torch.float64 if is_double and use.dtype.name == "f32" else getattr(torch, use.dtype.of_array.torch)
 
 
 def _zeros(use: TensorUse, first: Value, lengths: Lengths | None) -> Value:

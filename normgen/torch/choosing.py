@@ -30,8 +30,8 @@ _NEVER = 1 << 62
 
 def least_elements(spec: Spec, uses: Uses) -> tuple[int, int]:
     """From how many elements [rows, cols] on a kernel is worth its call: in rows of up to 16384, and in wider ones."""
-    reads = sum(use.dtype.bytes for use in uses.reads if use.kind.is_elem and not use.group)
-    writes = sum(use.dtype.bytes for use in uses.writes if use.kind.is_elem and not use.group)
+    reads = sum(use.dtype.bytes / use.dtype.packed for use in uses.reads if use.kind.is_elem and not use.group)
+    writes = sum(use.dtype.bytes / use.dtype.packed for use in uses.writes if use.kind.is_elem and not use.group)
 
     def least(share: float) -> int:
         ahead = share * (reads + writes) - writes

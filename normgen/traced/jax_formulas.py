@@ -17,6 +17,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
+from normgen.traced import four_bits
 from normgen.traced.tape import Replay, batches_of, lengths, replayed
 from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
 
@@ -101,6 +102,9 @@ class JaxArithmetic:
 
     def cast(self, a: Array, dtype: DType) -> Array:
         """Rounded where the author says: XLA may leave out a conversion to fewer bits and back, but none of these."""
+        if dtype.packed > 1:
+            numbers = jnp.array([*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)], self.dtype)
+            return numbers[four_bits.codes(a, jnp.where, jnp.signbit(a))]
         if dtype is BF16 and self.dtype == jnp.float32:
             return lax.reduce_precision(a, exponent_bits=8, mantissa_bits=7)
         found = self.stored(a, dtype)
@@ -132,7 +136,9 @@ class JaxArithmetic:
             return product(a, b, over or summed_axis(a, b), self.batches)
 
     def stored(self, value: Array, dtype: DType) -> Array:
-        """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
+        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it saturates, two codes a byte."""
+        if dtype.packed > 1:
+            return four_bits.two_a_byte(four_bits.codes(value, jnp.where, jnp.signbit(value))).astype(jnp.uint8)
         if dtype is F32:
             return value.astype(self.dtype)
         if dtype.rounds_up:

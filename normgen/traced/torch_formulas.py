@@ -19,6 +19,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
+from normgen.traced import four_bits
 from normgen.traced.tape import Replay, batches_of, lengths, replayed
 from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
 
@@ -95,6 +96,9 @@ class TorchArithmetic:
         return a
 
     def cast(self, a: Tensor, dtype: DType) -> Tensor:
+        if dtype.packed > 1:
+            numbers = torch.tensor([*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)], dtype=self.dtype)
+            return numbers.to(a.device)[four_bits.codes(a, torch.where, torch.signbit(a))]
         return self.stored(a, dtype).to(self.dtype)
 
     def in_any_order(self, above: list[Tensor], below: list[Tensor], found: Tensor) -> Tensor:  # noqa: ARG002
@@ -124,7 +128,9 @@ class TorchArithmetic:
             return product(a, b, over or summed_axis(a, b), self.batches)
 
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
-        """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
+        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it saturates, two codes a byte."""
+        if dtype.packed > 1:
+            return four_bits.two_a_byte(four_bits.codes(value, torch.where, torch.signbit(value))).to(torch.uint8)
         if dtype is F32 or (self.is_exact and not dtype.is_integer):
             return value.to(self.dtype, copy=True)
         if dtype.rounds_up:

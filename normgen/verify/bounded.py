@@ -82,6 +82,12 @@ class Bounded:
         return self if exact is None or self.error is None else replace(self, exact=exact, is_loose=is_loose)
 
     @property
+    def known_error(self) -> Array | None:
+        """The error, and 0 where every schedule finds the value, which is not taken apart."""
+        is_spared = self.error is not None and self.exact is not None and not self.is_loose
+        return np.where(self.exact, 0.0, self.error) if is_spared else self.error
+
+    @property
     def near_0(self) -> NDArray[np.bool_] | None:
         """Where a schedule may find the other sign, or 0, for all that the error says; None: nowhere."""
         if self.error is None:
@@ -217,14 +223,16 @@ def outside(got: NDArray[Any], want: Array, dtype: DType) -> Array:
 
 
 def within_cells(values: Array, dtype: DType) -> Array:
-    """Exact values as `outside` wants them: NaN where it is stored as 0, or as a NaN that stands for a negative one."""
+    """Exact values as `outside` wants them: for NaN what stands for it in a format without, for a negative one NaN in a
+    format without a sign.
+    """
     if dtype.bytes > 2:
         return np.asarray(dtype.within(values))
     if not dtype.saturates:
         return values
     found: Array = np.clip(values, -BEYOND, BEYOND)
-    if dtype.is_integer:
-        return np.where(np.isnan(found), 0.0, found)
+    if dtype.for_nan is not None:
+        return np.where(np.isnan(found), dtype.for_nan, found)
     return np.where(found < 0, np.nan, found) if dtype.rounds_up else found
 
 
@@ -253,7 +261,7 @@ def half_spacing(size: Array, dtype: DType) -> Array:
 
 
 def _of_nan(dtype: DType) -> float:
-    return NOTHING if dtype.is_integer else np.nan
+    return np.nan if dtype.for_nan is None else NOTHING
 
 
 def _off_whole(got: NDArray[Any], off: Array) -> Array:
@@ -265,7 +273,7 @@ def _off_whole(got: NDArray[Any], off: Array) -> Array:
 @lru_cache(maxsize=16)  # dtypes of 8 and 16 bits
 def _cells(dtype: DType) -> tuple[Array, Array]:
     """The least and the largest float64 that is stored as each code; NaN of a NaN."""
-    codes = np.arange(1 << (8 * dtype.bytes)).astype(f"u{dtype.bytes}")
+    codes = np.arange(1 << (8 * dtype.bytes // dtype.packed)).astype(f"u{dtype.bytes}")
     if dtype.numpy == np.bool_:
         codes = codes[:2]
     with np.errstate(invalid="ignore"):  # of a NaN that signals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
+from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
@@ -215,6 +215,7 @@ def _judged(
         problem=problem,
         tensors=tuple(tally.verdict() for tally in tallies.values()),
         overrun=outputs.overrun() if isinstance(outputs, Outputs) else (),
+        padded=tuple(t.name for t in written if _has_padding(t, results[t.name][problem.rows :])),
         rows_checked=rows_checked,
         seed=inputs.seed,
         families=tuple(names),
@@ -224,11 +225,16 @@ def _judged(
 
 
 def by_line(array: Any, tensor: TensorUse) -> Any:
-    """[lines, width] of what is stored in another order, as `Part` counts lines."""
+    """[lines, width] of what is stored in another order, as `Part` counts lines: each element by itself."""
     if not tensor.kind.by_inner:
-        return tensor.layout.by_row(array)
+        return tensor.dtype.by_element(tensor.layout.by_row(array))
     found = in_order(array, tensor)
     return found.reshape(-1, found.shape[-1]) if tensor.kind.by_batch else found
+
+
+def _has_padding(tensor: TensorUse, behind: NDArray[Any]) -> bool:
+    """Whether what memory has behind the last row is other than zeros."""
+    return tensor.layout is ScaleLayout.SWIZZLED and bool(np.ascontiguousarray(behind).view(np.uint8).any())
 
 
 def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
@@ -448,7 +454,7 @@ class _Model:
 
     def _width(self, tensor: TensorUse) -> int:
         if tensor.group:
-            return math.prod(tensor.shape(self.problem.sizes._replace(rows=1)))
+            return tensor.layout.width(self.problem.cols // tensor.group)
         return self.problem.cols if tensor.kind.by_col else tensor.width(self.problem.sizes)
 
     def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:

@@ -343,11 +343,15 @@ class Float32Error:
     def cast(self, a: Bounded, dtype: DType) -> Bounded:
         if dtype is F32:
             return a
-        value = np.asarray(dtype.within(a.value))
-        if dtype.rounds_up:
-            moved = None if a.error is None else np.asarray(dtype.moved(a.value, REARRANGED * a.error, a.least))
-            found = Bounded(value, moved, least=dtype.least)
-            return unknown(found, None if moved is None else np.isinf(moved))
+        value = np.asarray(dtype.cast(a.value))
+        if dtype.is_coarse:  # a step, whose place is known
+            error = a.known_error
+            moved = None if error is None else np.asarray(dtype.moved(a.value, REARRANGED * error, a.least))
+            found = Bounded(value, moved, least=dtype.least if dtype.rounds_up else -math.inf)
+            if moved is None:
+                return found
+            is_known = moved == 0
+            return unknown(found, np.isinf(moved)).found_exactly(is_known if is_known.any() else None)
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         is_rounded = np.isfinite(value)
         if a.error is None:
@@ -356,7 +360,7 @@ class Float32Error:
         if dtype.is_integer:
             rounding = rounding + np.where(is_rounded, U * size, 0.0)  # whole numbers are read again in float32
         error = rounding if a.error is None else a.error + rounding
-        if dtype.is_integer:  # whatever is stored, NaN too, is one of its numbers
+        if dtype.for_nan is not None:  # whatever is stored, NaN too, is one of its numbers
             error = np.fmin(error, dtype.largest - dtype.least)
         found = Bounded(value, error)
         return found if dtype.saturates else unknown(found, np.isfinite(value) & (size > dtype.largest))

@@ -35,7 +35,16 @@ from normgen.verify.contraction.sides import HARMLESS, OF_MAXIMUM, WHOLE, by_inn
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
 from normgen.verify.interpret import Array
-from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
+from normgen.verify.rows import (
+    ALL,
+    FAMILY_ROWS,
+    NON_FINITE,
+    TIES_OF_4,
+    Inputs,
+    as_large_as,
+    draw_inputs,
+    draw_rows,
+)
 from normgen.verify.sources import is_derived
 from normgen.verify.varied.values import MASKS, ORDINARY, candidates, extremes, is_covered, label_scalars, of_tensor
 
@@ -134,8 +143,9 @@ def default_families(problem: Problem) -> tuple[str, ...]:
 
 
 def fitting_families(problem: Problem) -> tuple[str, ...]:
-    """All rows, masked ones only where a formula takes the row's maximum."""
-    return tuple(name for name in ALL if name != "masked" or _has_maximum(problem.spec))
+    """All rows, masked ones only where a formula takes the row's maximum, ties of 4 bits where these are written."""
+    found = tuple(name for name in ALL if name != "masked" or _has_maximum(problem.spec))
+    return (*found, TIES_OF_4) if any(t.dtype.packed > 1 for t in problem.elem_tensors) else found
 
 
 @lru_cache(maxsize=1024)

@@ -39,7 +39,7 @@ def _function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
         found = Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
         return either_zero(found, *(x.value for x in args))
     if name in ("abs", "constant"):
-        return Bounded(value, arg.error)
+        return Bounded(value, arg.error, exact=arg.exact, is_loose=arg.is_loose)
     if name == "sign":
         turns = _may_turn(arg)
         return Bounded(value, None if turns is None else np.where(turns, 2.0, 0.0))
@@ -83,7 +83,7 @@ def _as_error(unsure: Truth | None) -> Array | None:
 
 def _may_turn(a: Bounded) -> Truth | None:
     """Where a schedule may find 0 for a number or a number for 0; None: nowhere."""
-    return None if a.error is None else _within(a.value, a.error)
+    return None if (error := a.known_error) is None else _within(a.value, error)
 
 
 def _within(apart: Array, error: Array) -> Truth:
@@ -95,7 +95,7 @@ def _unsure(name: str, args: tuple[Bounded, ...]) -> Truth | None:
     """Where a schedule may decide the condition either way."""
     if name in COMPARISONS:
         a, b = args
-        error = plus(a.error, b.error)
+        error = plus(a.known_error, b.known_error)
         if error is None:
             return None
         is_nan = np.isnan(a.value) | np.isnan(b.value)  # inf - inf is not: it may be any two numbers
@@ -112,6 +112,13 @@ def _unsure(name: str, args: tuple[Bounded, ...]) -> Truth | None:
     return np.asarray(found)
 
 
+def _is_exact(a: Bounded) -> Truth:
+    """Where every schedule finds the value, and takes it apart nowhere."""
+    if a.error is None:
+        return np.asarray(True)
+    return np.asarray(False) if a.exact is None or a.is_loose else a.exact
+
+
 def _where(value: Array, condition: Bounded, a: Bounded, b: Bounded) -> Bounded:
     unsure, holds = _may_turn(condition), condition.value != 0
     if a.error is None and b.error is None and unsure is None:
@@ -119,7 +126,8 @@ def _where(value: Array, condition: Bounded, a: Bounded, b: Bounded) -> Bounded:
     own, other = (np.zeros(()) if e.error is None else e.error for e in (a, b))
     own, other = np.where(holds, own, other), np.where(holds, other, own)
     if unsure is None or not unsure.any():
-        return Bounded(value, np.broadcast_to(own, value.shape))
+        exact = np.broadcast_to(np.where(holds, *map(_is_exact, (a, b))), value.shape)
+        return Bounded(value, np.broadcast_to(own, value.shape), exact=exact if exact.any() else None)
     apart = np.where(a.value == b.value, 0.0, np.abs(a.value - b.value))
     lost = unsure & ~np.isfinite(apart)
     error = np.where(unsure & ~lost, np.maximum(own, np.nan_to_num(apart) + other), own)

@@ -29,6 +29,11 @@ masked       standard normal, some columns the lowest finite number of the dtype
 Of guarded kernels alone (`program.rewrites.reductions`):
 
 one_small    64, one element 2^-2 to 2^-13: the sum of few bits, else exact in bf16, is rounded
+
+Of outputs of elements that share a byte alone:
+
+ties_of_4    what lies in the middle between two f4e2m1, times a power of two of each 16 columns, of which one is 6 or
+             7; groups of zeros
 """
 
 from __future__ import annotations
@@ -215,6 +220,16 @@ def _ties(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     return np.asarray(x * np.where(np.arange(rows)[:, None] // 2 % 2 == 1, 2.0**-14, 1.0))
 
 
+def _ties_of_4(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    """Neighbouring groups, of 16 columns and of 32, have other scales, so that the scale of another one shows."""
+    half = np.arange(cols) // 16
+    group = half // 2
+    x = rng.choice([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], (rows, cols)) * rng.choice([-1.0, 1.0], (rows, cols))
+    x[:, min(1, cols - 1) :: 16] = np.where(group % 2 == 0, 7.0, 6.0)[min(1, cols - 1) :: 16]
+    power = 2.0 ** (rng.integers(-2, 3, (rows, 1)) + group % 3 - half % 2)
+    return np.asarray(np.where(group % 5 == 3, 0.0, x * power))
+
+
 def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
     x = rng.standard_normal((rows, cols))
     hidden = rng.random((rows, cols)) < rng.uniform(0.2, 0.9, (rows, 1))
@@ -251,6 +266,8 @@ ALL: tuple[str, ...] = tuple(DRAWS)
 DRAWS |= {WHOLE: draw_whole} | OF_MAXIMUM  # of a left side of products alone
 ONE_SMALL = "one_small"
 DRAWS[ONE_SMALL] = _one_small
+TIES_OF_4 = "ties_of_4"
+DRAWS[TIES_OF_4] = _ties_of_4
 NON_FINITE = ("inf", "nan")
 _POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
@@ -340,7 +357,7 @@ def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None, *, i
     is_sparse = is_sparse or size > SPARSE_BYTES
     storage = _empty_pages(size) if is_sparse else np.full(size, POISON, dtype=np.uint8)
     offset = GUARD_BYTES + (align - storage.ctypes.data - GUARD_BYTES) % (2 * align)
-    array = np.ndarray(shape, tensor.dtype.numpy, storage.data, offset=offset, strides=strides)
+    array = np.ndarray(shape, tensor.dtype.of_array.numpy, storage.data, offset=offset, strides=strides)
     return Buffer(array=array, storage=storage, offset=offset, is_sparse=is_sparse)
 
 
@@ -619,7 +636,7 @@ def make_outputs(
         if not tensor.is_written or tensor.name in nulls:
             continue
         buffer = allocate(tensor, problem, (pitches or {}).get(tensor.memory))
-        buffer.array[...] = np.array(tensor.dtype.poison).astype(tensor.dtype.numpy)
+        buffer.array[...] = tensor.dtype.in_units(np.full(tensor.dtype.packed, tensor.dtype.poison, tensor.dtype.numpy))
         if tensor.over:
             assert inputs is not None, "a copy of the inputs is overwritten"
             buffer.array[...] = inputs.arrays[tensor.over]

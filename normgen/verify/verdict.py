@@ -109,6 +109,7 @@ class Verdict:
     """The result of `check`.
 
     overrun   tensors that were written outside their elements
+    padded    tensors whose padding, of rows that are none, is not 0
     call      what sets the call apart from a plain one: "at 1 row"
     families  of rows that were tried
     left_out  families of rows that were not tried: a sum over rows cannot hold them, or its contract leaves them out
@@ -120,6 +121,7 @@ class Verdict:
     problem: Problem
     tensors: tuple[TensorVerdict, ...]
     overrun: tuple[str, ...]
+    padded: tuple[str, ...] = ()
     rows_checked: int
     seed: int
     call: str = ""
@@ -131,7 +133,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return not self.overrun and all(t.ok for t in self.tensors)
+        return not (self.overrun or self.padded) and all(t.ok for t in self.tensors)
 
     @property
     def max_ratio(self) -> float:
@@ -147,6 +149,7 @@ class Verdict:
         state = " ".join(filter(None, ("ok" if self.ok else "WRONG", self.call)))
         lines = [f"{state}: {what}"]
         lines += [f"  {name}: bytes outside the elements were written" for name in self.overrun]
+        lines += [f"  {name}: the padding behind the rows is not 0" for name in self.padded]
         lines += ["  " + t.summary() for t in sorted(self.tensors, key=lambda t: t.ok)]
         return "\n".join(lines)
 

@@ -48,9 +48,9 @@ def numbers(dtype: DType) -> np.ndarray:
 def test_a_number_is_stored_as_its_dtype_rounds_and_saturates(dtype: DType) -> None:
     problem, x = copies(dtype, to=True), numbers(dtype)
     (program,) = build_many([emit(problem, default_schedule(problem, target("h200")))], workers=1)
-    y = np.zeros(x.shape, dtype.numpy)
+    y = dtype.in_units(np.zeros(x.shape, dtype.numpy))
     assert program.run({"x": x, "y": y}, rows=8, cols=COLS).is_clean
-    want = dtype.stored(x.astype(np.float64))
+    y, want = dtype.by_element(y), dtype.stored(x.astype(np.float64))
     if dtype in (I32, I64):  # float32 has no number at the upper end
         want = np.where(x >= dtype.largest, np.iinfo(dtype.numpy).max, want)
     np.testing.assert_array_equal(y.astype(np.float64), want.astype(np.float64))

@@ -74,6 +74,7 @@ QUOTIENTS = ("tests/codegen/test_library.py::test_a_quotient_is_that_of_whole_nu
 HEADS = ("tests/codegen/test_heads.py", "tests/python/test_heads.py")
 GROUPED = "tests/codegen/test_grouped_parameters.py::test_"
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
+FOUR_BITS = ("tests/codegen/test_four_bits.py",)
 LAID_OUT = ("tests/python/test_scale_layouts.py",)
 VARIED = ("tests/verify/test_varied.py",)
 LIMITS = ("tests/verify/test_limits.py",)
@@ -267,8 +268,8 @@ CHANGES: tuple[Change, ...] = (
         "problem/problem.py",
         ("tests/codegen/test_language.py::test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows",),
         (
-            "        if not tensor.group:\n            return self.pitch",
-            "        if tensor:\n            return self.pitch",
+            "        if not tensor.group:\n            return tensor.dtype.units(self.pitch)",
+            "        if tensor:\n            return tensor.dtype.units(self.pitch)",
         ),
     ),
     *changes(
@@ -278,6 +279,77 @@ CHANGES: tuple[Change, ...] = (
         ("swapaxes(0, 1)", "swapaxes(0, 0)"),
     ),
     *changes("codegen/library/write_packed.cuh", LAYOUTS, ("group == groups - 1", "group == groups")),
+    *changes(
+        "codegen/library/write_swizzled.cuh",
+        LAYOUTS,
+        ("row % 32 * 16 + row % 128 / 32 * 4", "row % 32 * 16 + row % 64 / 32 * 4"),
+        ("group == groups - 1 ? 4", "group == groups ? 4"),
+        ("int at = group % 4; at < end", "int at = group % 4 + 1; at < end"),
+        ("behind % 128 != 0", "behind % 64 != 0"),
+    ),
+    *changes(
+        "codegen/library/float4_e2m1x2.cuh",
+        FOUR_BITS,
+        ("fminf(value, 6.0f)", "value"),
+        ("fminf(fabsf(at_most), 6.0f)", "fabsf(at_most)"),
+        ("fmaxf(size, 1.0f)", "size"),
+        ("(22u << 23)", "(23u << 23)"),
+        ("2u * 149u", "2u * 148u"),
+        (">> 28 & 8u", ">> 29 & 4u"),
+        ("code < 2u ?", "code < 1u ?"),
+        ("(4 * (i % 8));\n  }", "(4 * (7 - i % 8));\n  }"),
+    ),
+    *changes(
+        "dtypes.py",
+        FOUR_BITS,
+        ("return elements * self.bytes // self.packed", "return elements * self.bytes"),
+        ("return elements // self.packed", "return elements"),
+        ("(codes[..., 0] & 15) | codes[..., 1] << 4", "(codes[..., 1] & 15) | codes[..., 0] << 4"),
+        ("np.stack((memory & 15, memory >> 4), axis=-1)", "np.stack((memory >> 4, memory & 15), axis=-1)"),
+        ("np.where(np.isnan(found), self.for_nan, found)", "np.where(np.isnan(found), 0.0, found)"),
+        ("self.stored(values).astype(np.float64) if self.is_coarse", "self.within(values) if self.is_coarse"),
+        ("np.maximum(self.cast(high) - found, found - self.cast(low))", "0 * found"),
+    ),
+    *changes(
+        "codegen/access.py",
+        FOUR_BITS,
+        ("/ {use.dtype.packed}", "/ 1"),
+        ("{tile} + place_in_tile({row})", "{tile}"),
+    ),
+    *changes(
+        "schedule/legality.py",
+        FOUR_BITS,
+        ("s.vector % problem.packed or s.edges is not Edges.EXACT", "s.edges is not Edges.EXACT"),
+        ("s.vector % problem.packed or s.edges is not Edges.EXACT", "s.vector % problem.packed"),
+        ("min(16, t.dtype.bytes_of(s.vector))", "min(16, s.vector * t.dtype.bytes)"),
+    ),
+    *changes(
+        "problem/problem.py",
+        FOUR_BITS,
+        ("math.gcd(self.align, tensor.dtype.bytes_of(pitch), 32)", "math.gcd(self.align, pitch, 32)"),
+        ("if cols % tensor.dtype.packed or pitch % tensor.dtype.packed:", "if cols % tensor.dtype.packed:"),
+        ("if any_cols and not spec.group:", "if False:"),
+    ),
+    *changes(
+        "python/arguments.py",
+        FOUR_BITS,
+        ("if lines != placed.lines:", "if False:"),
+        ("divmod(math.prod(view.shape), width)", "(math.prod(view.shape) // width, 0)"),
+        ("return Placed(rows=None, pitch=width, lines=lines)", "return Placed(rows=None, pitch=128, lines=lines)"),
+    ),
+    *changes("verify/check.py", LAYOUTS, ("tensor.layout is ScaleLayout.SWIZZLED and bool", "False and bool")),
+    *changes(
+        "verify/error_model.py",
+        FOUR_BITS,
+        (".found_exactly(is_known if is_known.any() else None)", ""),
+        ("np.asarray(dtype.moved(a.value, REARRANGED * error, a.least))", "np.full(np.shape(value), np.inf)"),
+    ),
+    *changes("verify/function_errors.py", FOUR_BITS, ("exact=exact if exact.any() else None", "exact=None")),
+    *changes(
+        "verify/families.py",
+        FOUR_BITS,
+        ("if any(t.dtype.packed > 1 for t in problem.elem_tensors) else found", "if False else found"),
+    ),
     *changes("verify/check.py", LAYOUTS, ("constant_values=zero)", "constant_values=np.nan)")),
     *changes(
         "python/arguments.py", LAID_OUT, ("strides[-1] < rows", "strides[-1] < 1"), ("else rows) * width", "else rows)")
@@ -641,7 +713,7 @@ CHANGES: tuple[Change, ...] = (
         ("{1 << bit}u : 0u)", "{1 + bit}u : 0u)"),
         (' % 16 == 0" for term', ' % 4 == 0" for term'),
         ("compiled_out=(1 << len(group.optional)) - 1", "compiled_out=(1 << len(group.optional))"),
-        ("        return tensor.axes[-1]\n", "        return tensor.axes[0]\n"),
+        ("return tensor.axes[-1] if tensor.dtype.packed == 1", "return tensor.axes[0] if tensor.dtype.packed == 1"),
     ),
     *changes(
         "export/templates/set.cu.j2",
@@ -711,7 +783,7 @@ CHANGES: tuple[Change, ...] = (
         "python/arguments.py",
         ARGUMENTS,
         ("if not self.tensor.is_const and view.readonly:", "if view.readonly:"),
-        ("if view.dtype != dtype.name:", "if False:"),
+        ("if view.dtype not in (dtype.name, ", "if view.dtype not in (view.dtype, "),
         ("if self.width > 1 and strides[-1] != 1:", "if strides[-1] not in (1, 2):"),
         ("if pitch < self.width:", "if pitch < 1:"),
         ("if self.fixed_pitch is not None and pitch != self.fixed_pitch:", "if False:"),

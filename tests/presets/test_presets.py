@@ -18,14 +18,22 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
+from normgen.verify.rows import TIES_OF_4, draw_rows
 from tests.codegen.executors import Built, CpuExecutor, Executor, GpuExecutor
+from tests.presets.fp4 import FP4, codes
 from tests.presets.references import BITS, CLOSE, Given, Values
 from tests.samples import sized
 
+BITS = BITS | FP4
 COLS = 1024
 ROWS = 100  # of a call: 10^5 values
 CALLS = sized(1, 100)
 FLOATS = ("f32", "f16", "bf16")
+# Quantisation alone, by rules that say what becomes of a largest magnitude that is infinite: a norm's rstd is 0 then.
+TAKES_INFINITY = (
+    *(f"{engine}_quantize_to_nvfp4" for engine in ("flashinfer", "vllm", "te")),
+    *(f"{engine}_quantize_to_mxfp4" for engine in ("flashinfer", "quack")),
+)
 
 
 def problem_of(op: str) -> Problem:
@@ -41,7 +49,10 @@ def built(executor: type[Executor]) -> dict[str, Built]:
 
 
 def drawn(problem: Problem, seed: int) -> verify.Inputs:
-    """Rows from 2^-12 to 2^8 with outliers, one of zeros and, at a static scale, one with infinity and one with NaN."""
+    """Rows from 2^-12 to 2^8 with outliers, one of zeros and, at a static scale, one with infinity and one with NaN.
+
+    Of codes of four bits rows of ties, at global scales that are powers of two by turns, subnormals and an infinity.
+    """
     rng, made = np.random.default_rng(seed), verify.make_inputs(problem, families=("normal",))
     size = np.exp2(rng.uniform(-12, 8, (ROWS, 1)))
     is_static = problem.spec.name.endswith("to_fp8")
@@ -54,10 +65,18 @@ def drawn(problem: Problem, seed: int) -> verify.Inputs:
             array[1] = 0
         elif use.kind.by_col:
             array[...] = 1 + 0.5 * rng.standard_normal(array.shape)
+        elif use.name == "global_scale":
+            array[...] = np.exp2(rng.integers(-2, 9) if seed % 2 == 0 else rng.uniform(-2, 9))
         else:  # a static scale, or the bound of a dynamic one
             array[...] = rng.uniform(1.5, 3) if use.name == "scale_ub" else rng.uniform(0.002, 0.02)
     if is_static:
         made.arrays["x"][2, 3], made.arrays["x"][3, 5] = np.inf, np.nan
+    if problem.spec.name in FP4:
+        x = made.arrays[problem.row_inputs[0].name]
+        x[10:40] = draw_rows((TIES_OF_4,) * 30, COLS, problem.dtype, rng)
+        x[40:44] = rng.standard_normal((4, COLS)) * problem.dtype.smallest_normal
+        if problem.spec.name in TAKES_INFINITY:
+            x[44, ::48] = np.inf
     return made
 
 
@@ -65,6 +84,8 @@ def wanted(problem: Problem, inputs: verify.Inputs, outputs: verify.Outputs) -> 
     values = {t.name: inputs.arrays[t.name].astype(np.float32) for t in problem.tensors if not t.is_written}
     if "rstd" in outputs.arrays:
         values["rstd"] = outputs.arrays["rstd"].astype(np.float32)[:, None]
+    if "gate" in values:
+        values["y"] = outputs.arrays["y"].astype(np.float32)
     weight = next((t.dtype for t in problem.tensors if t.name == "weight"), problem.dtype)
     with np.errstate(all="ignore"):
         return BITS[problem.spec.name](Given(values, problem.dtype.scalar_type, weight.scalar_type))
@@ -79,7 +100,10 @@ def differing(problem: Problem, kernel: Built) -> dict[str, int]:
         faults = kernel.run(inputs, outputs)
         assert not faults, faults
         for name, want in wanted(problem, inputs, outputs).items():
-            got = outputs.arrays[name]
+            layout = problem.tensor(name).layout
+            got = (
+                layout.by_row(outputs.arrays[name])[: len(want)] if layout.value == "swizzled" else outputs.arrays[name]
+            )
             assert got.dtype == want.dtype, name
             bits = np.dtype(f"u{got.dtype.itemsize}")
             is_same = np.ascontiguousarray(got).view(bits) == np.ascontiguousarray(want).view(bits)
@@ -107,6 +131,29 @@ def test_no_bit_differs_from_the_library_on_the_gpu(op: str) -> None:
     found = differing(problem_of(op), built(GpuExecutor)[op])
     assert found
     assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["flashinfer_add_rmsnorm_to_nvfp4", "vllm_quantize_to_mxfp4"])
+def test_no_bit_differs_in_tiles_of_scales_and_in_other_dtypes(op: str, dtype: str) -> None:
+    problem = problem_for(load(op), shape=(ROWS, COLS), dtype=dtype, layout={"scale": "swizzled"})
+    (kernel,) = CpuExecutor().build([emit(problem, default_schedule(problem, target("h200")))])
+    found = differing(problem, kernel)
+    assert found
+    assert not any(found.values()), found
+
+
+def test_codes_are_those_of_the_open_format() -> None:
+    """The middles themselves, their neighbours, and every number that an f4e2m1 holds."""
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    below, above = np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(9))
+    assert codes(numbers).tolist() == list(range(8))
+    assert codes(-numbers).tolist() == list(range(8, 16))
+    assert codes(below).tolist() == list(range(7))
+    assert codes(above).tolist() == list(range(1, 8))
+    assert codes(middles).tolist() == [0, 2, 2, 4, 4, 6, 6]
+    assert codes(np.array([np.inf, -np.inf, np.nan, 1e30, -7], np.float32)).tolist() == [7, 15, 7, 7, 15]
 
 
 def ir_cases(op: str) -> list[Problem]:

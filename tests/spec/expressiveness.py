@@ -383,7 +383,7 @@ REFUSED: dict[str, Asked] = {
         refused="cast(e, to) names a dtype",
         hint="not supported: arithmetic is float32",
     ),
-    "fp4": asked("x input, y output fp4", "y = x", refused="unknown dtype", hint="not supported: an element has"),
+    "fp6": asked("x input, y output fp6", "y = x", refused="unknown dtype", hint="not supported: of formats with"),
     "softmax x V, by a role": asked(
         "x input, v matrix, y output",
         "e = exp(x - max(x)); y = e / sum(e) * v",

@@ -98,7 +98,8 @@ def _add_errors(
     for start, wanted in _wanted(problem, inputs):
         for name, want in wanted.items():
             span = slice(start, start + len(want)) if _is_by_row(problem, name) else slice(None)
-            sums[name].ours.add(start, ours[name][span].reshape(want.shape), want)
+            stored = problem.tensor(name).dtype.by_element(ours[name])
+            sums[name].ours.add(start, stored[span].reshape(want.shape), want)
             if name in torch:
                 sums[name].torch.add(start, torch[name][span].reshape(want.shape), want)
 

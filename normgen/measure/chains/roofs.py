@@ -268,7 +268,7 @@ def reduction_roofs(problem: Problem, *, sm_count: int, arch: int) -> Iterator[R
 
 
 def _divides(size: int, tensor: TensorUse, problem: Problem) -> bool:
-    return problem.cols * tensor.dtype.bytes % size == 0 and problem.pitch * tensor.dtype.bytes % size == 0
+    return all(tensor.dtype.bytes_of(n) % size == 0 for n in (problem.cols, problem.pitch))
 
 
 def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Roof:
@@ -283,7 +283,7 @@ def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Ro
     kept = -(-(problem.cols * inputs[0].dtype.bytes // size) // (threads * cluster))
     for i, tensor in enumerate(outputs):
         wide = next(s for s in _TYPES if s <= size and _divides(s, tensor, problem))
-        vectors, step = (n * tensor.dtype.bytes // wide for n in (problem.cols, problem.pitch))
+        vectors, step = (tensor.dtype.bytes_of(n) // wide for n in (problem.cols, problem.pitch))
         held, word = -(-vectors // (threads * cluster)), _TYPES[wide]
         made = _made(word, "held0[k]") if word == _TYPES[size] and held <= kept else _made(word, "mixed")
         stores.append(_STORES.format(held=held, i=i, vectors=vectors, step=step, made=made))

@@ -1,0 +1,26 @@
+"""Codes of f4e2m1 in the operations that torch tensors and JAX arrays both have: two a byte, the first in the low bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes without a sign
+NAN, SIGN = 7, 8
+
+
+def codes(value: Any, where: Any, signs: Any) -> Any:
+    """A whole number for each value: the code that is nearest, of two the even one; 6 beyond 6, and for NaN.
+
+    where  of the library: (condition, a, b)
+    signs  whether a value's sign bit is set
+    """
+    size, found = abs(value), 0
+    for code, (below, above) in enumerate(zip(NUMBERS, NUMBERS[1:], strict=False), start=1):
+        middle = (below + above) / 2
+        found = found + where(size >= middle if code % 2 == 0 else size > middle, 1, 0)
+    return where(value != value, NAN, found + where(signs, SIGN, 0))
+
+
+def two_a_byte(found: Any) -> Any:
+    """[.., cols] of codes as [.., cols / 2] bytes, still as whole numbers."""
+    return found[..., ::2] + 16 * found[..., 1::2]
