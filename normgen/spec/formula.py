@@ -25,7 +25,7 @@ from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, TERM, TOTAL
-from normgen.spec.instead import AXES, instead_of_form, instead_of_function
+from normgen.spec.instead import AXES, instead_of_axis, instead_of_form, instead_of_function, instead_of_method
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
@@ -283,7 +283,7 @@ class _Parser:
         sizes = [1 << power for power in range(1, LARGEST_GROUP.bit_length())]
         if not isinstance(size, Number) or size.value not in sizes:
             where = self.offset + node.args[1].col_offset
-            hint = f"such as {function}(x, 32)"
+            hint = instead_of_axis(function, node) or f"such as {function}(x, 32)"
             raise self.error(f"the columns of a group are a power of two from 2 to {LARGEST_GROUP}", where, hint=hint)
         return Call(function, (self.expression(node.args[0], depth + 1), size), at)
 
@@ -329,7 +329,8 @@ class _Parser:
 
     def call(self, node: ast.Call, depth: int, at: int) -> Expression:
         if not isinstance(node.func, ast.Name):
-            raise self.error("only the known functions can be called", at, hint=did_you_mean("", FUNCTIONS))
+            hint = instead_of_method(node) or did_you_mean("", FUNCTIONS)
+            raise self.error("only the known functions can be called", at, hint=hint)
         function = node.func.id
         if function == CAST and len(node.args) == 2 and not node.keywords:
             if not isinstance(to := node.args[1], ast.Name):
@@ -338,7 +339,8 @@ class _Parser:
                 raise self.error("cast(e, to) names a dtype or a tensor", where, hint=hint)
             return Cast(self.expression(node.args[0], depth + 1), to.id, at)
         if function not in FUNCTIONS:
-            hint = instead_of_function(function) or did_you_mean(function, FUNCTIONS)
+            along = instead_of_axis(function, node)
+            hint = along or instead_of_function(function) or did_you_mean(function, FUNCTIONS)
             raise self.error(f"unknown function '{function}'", at, hint=hint)
         takes = FUNCTIONS[function].takes
         is_grouped = len(node.args) == 2 and isinstance(node.args[1], ast.Constant)
@@ -347,7 +349,7 @@ class _Parser:
         if node.keywords or len(node.args) != takes:
             known = FUNCTIONS[function]
             asked = f"{function}({', '.join(known.arguments)}) is {known.words}"
-            asked = AXES if function in REDUCTIONS and node.keywords else asked
+            asked = instead_of_axis(function, node) or (AXES if function in REDUCTIONS and node.keywords else asked)
             raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at, hint=asked)
         return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
 

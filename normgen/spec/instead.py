@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 
+from normgen.spec.functions import FUNCTIONS
 from normgen.spec.spec import Role
 
 _MATRICES = (
@@ -21,8 +22,10 @@ _NO_NEIGHBOURS = (
 )
 _NO_ORDER = "not supported: a row in order; argmax(x), then argmax(where(col == first, -inf, x)), are its two largest"
 _NO_SUMS_OF_COLUMNS = (
-    "not supported: sums over the rows of a column in a forward pass; "
-    "the gradient of b in y = x + b is one, and total(x) adds all rows to one number"
+    "not supported: sums over the rows of a column that a formula reads. BatchNorm is two specs: the rows of the first "
+    "are these columns, and mean(x), mean((x - mean(x))**2) its row outputs; the second reads them as parameters, "
+    "(x - m) * rsqrt(v + eps) * weight + bias. The gradient of b in y = x + b is such a sum, and total(x) adds all "
+    "rows to one number"
 )
 _NO_SUCH_MATHS = "not supported: no formula of the known functions is this one"
 _GROUPS_ARE_ROWS = (
@@ -158,14 +161,15 @@ _FUNCTIONS = {
     **dict.fromkeys(("reshape", "view", "permute", "transpose", "unflatten", "flatten", "repeat", "tile"), _NO_SHAPES),
     **dict.fromkeys(("split", "chunk", "slice", "cat", "concat", "concatenate", "stack", "first", "last"), _NO_PARTS),
     **dict.fromkeys(("topk", "top_k", "sort", "argsort", "median", "quantile"), _NO_ORDER),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "scan", "associative_scan"), _NO_SCANS),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "scan", "associative_scan", "logcumsumexp"), _NO_SCANS),
+    **dict.fromkeys(("prefix_sum", "cumulative_sum", "running_sum"), _NO_SCANS),
     **dict.fromkeys(
         ("trace", "flip", "reverse", "fft", "roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS
     ),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
     **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),
     "dot": f"write sum(x * y) for two rows; of matrices {_MATRICES}",
-    **dict.fromkeys(("column_sum", "colsum", "batch_norm", "batchnorm", "batch_mean"), _NO_SUMS_OF_COLUMNS),
+    **dict.fromkeys(("batch_norm", "batchnorm", "running_mean", "running_var"), _NO_SUMS_OF_COLUMNS),
     **dict.fromkeys(("allreduce", "all_reduce", "psum", "pmean"), "not supported: other GPUs; the caller adds up"),
     **dict.fromkeys(("double", "float64"), "not supported: arithmetic is float32 by design"),
 }
@@ -186,9 +190,10 @@ _REDUCED_SO = (
     "any",
 )
 _OF_COLUMNS, _OF_ROWS = (
-    ("rows", "row", "batch", "dim0", "axis0", "over_rows"),
-    ("cols", "col", "columns", "last", "dim1"),
+    ("rows", "row", "batch", "dim0", "axis0", "0"),
+    ("cols", "col", "columns", "last", "dim1", "1"),
 )
+_EACH_COLUMN, _EACH_ROW = ("column", "columns", "col", "batch"), ("row", "rows")  # before its name, as in colsum
 _FORMS: dict[type[ast.AST], str] = {
     ast.BitXor: "a power is written **",
     ast.IfExp: "write where(condition, a, b)",
@@ -229,10 +234,40 @@ _KEYS = {
 
 def instead_of_function(name: str) -> str | None:
     """What to write instead of a function that the language does not have."""
-    stem, _, axis = name.rpartition("_")
-    if axis in _OF_COLUMNS and stem in _REDUCED_SO:
+    for reduction in _REDUCED_SO:
+        axis = name.removeprefix(reduction).removeprefix("_").removeprefix("over_")
+        whose = name.removesuffix(reduction).removesuffix("_")
+        if axis in _OF_COLUMNS or whose in _EACH_COLUMN:
+            return _NO_SUMS_OF_COLUMNS
+        if axis in _OF_ROWS or whose in _EACH_ROW:
+            return _within_rows(reduction)
+    return _FUNCTIONS.get(name)
+
+
+def instead_of_axis(name: str, call: ast.Call) -> str | None:
+    """What to write instead of a reduction along an axis, as mean(x, axis=0), mean(x, 0) or x.mean(0) is; else None."""
+    given = [k.value for k in call.keywords if k.arg in ("axis", "dim")]
+    given += call.args[0 if isinstance(call.func, ast.Attribute) else 1 :]
+    if name not in _REDUCED_SO or len(given) != 1:
+        return None
+    said = ast.unparse(given[0]).strip("'")
+    if said in _OF_COLUMNS:
         return _NO_SUMS_OF_COLUMNS
-    return f"write {stem}(x): {AXES}" if axis in _OF_ROWS and stem in _REDUCED_SO else _FUNCTIONS.get(name)
+    return _within_rows(name) if said in (*_OF_ROWS, "-1") else None
+
+
+def _within_rows(name: str) -> str:
+    """What to write for a reduction of each row: its formula, where it is none of the language's own."""
+    return f"{_FUNCTIONS.get(name) or f'write {name}(x)'}: {AXES}"
+
+
+def instead_of_method(call: ast.Call) -> str | None:
+    """What to write instead of x.mean(), a call of something's function; None of any other call."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    name = call.func.attr
+    known = f"write {name}(x)" if name in FUNCTIONS else None
+    return instead_of_axis(name, call) or instead_of_function(name) or known
 
 
 def instead_of_form(node: ast.expr) -> str:

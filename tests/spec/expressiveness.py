@@ -369,7 +369,7 @@ REFUSED: dict[str, Asked] = {
         "x input, y output",
         "y = sum(x, axis=0)",
         refused="sum takes 1 argument",
-        hint="a reduction runs over the columns of each row; total(x) adds all rows",
+        hint="not supported: sums over the rows",
     ),
     "column sum, by a function": asked(
         "x input, y output", "y = sum_rows(x)", refused="unknown function", hint="not supported: sums over the rows"
