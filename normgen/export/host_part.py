@@ -254,7 +254,7 @@ def _width(tensor: TensorUse) -> str:
 
 
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
-    yield from (f"cols % {group} != 0" for group in problem.spec.groups)
+    yield from (f"cols % {size} != 0" for size in problem.spec.divisors)
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:

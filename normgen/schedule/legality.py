@@ -138,6 +138,9 @@ def in_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     way are other rows. Idle threads recompute a row that its owners overwrite meanwhile; they store nothing. But a
     pivot is read by all threads of its row: there must be a barrier before one of them overwrites it.
     """
+    rolled = (problem.tensor(name) for name in rolled_tensors(problem))
+    if taken := next((tensor.name for tensor in rolled if tensor.under), ""):
+        return f"the threads of a row read '{taken}' at other columns than their own: an output cannot take its place"
     by_shuffles = s.row_blocks == 1 and 1 < s.threads_per_row <= WARP
     if not problem.in_place or not by_shuffles:
         return None
@@ -151,6 +154,15 @@ def pivots(problem: Problem, variance: Variance, softmax: Softmax) -> frozenset[
     """The tensors of which all threads of a row read one element."""
     program = passed(written_program(problem), Schedule(variance=variance, softmax=softmax))[-1][1]
     return frozenset(load.of for load in program.loads if load.of)
+
+
+@lru_cache(maxsize=32)
+def rolled_tensors(problem: Problem) -> tuple[str, ...]:
+    """The tensors that are read at other columns than those that a thread owns."""
+    if not problem.spec.rolls:
+        return ()
+    program = passed(written_program(problem), Schedule())[-1][1]
+    return tuple(dict.fromkeys(load.of for load in program.loads if load.roll))
 
 
 def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:
