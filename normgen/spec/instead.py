@@ -17,8 +17,12 @@ _MATRICES = (
 _BATCHED = 'write a @ b, where b has the role batch_parameter and axes = ["batches", "inner", "cols"]'
 _NO_SCANS = "not supported: scans along a row; an element is made of its own column and of values of the whole row"
 _NO_NEIGHBOURS = (
-    "not supported: other columns of a row, but for take(x, index), one of each row; "
-    "the halves of a row (RoPE) are two inputs, whose rows lie a pitch apart"
+    "not supported: other columns of a row, but for roll(x, k), such as roll(x, 1) or roll(x, cols / 2), "
+    "and take(x, index), one of each row"
+)
+_ROPE = (
+    "of halves write x * cosine + where(col < cols / 2, -1, 1) * roll(x, cols / 2) * sine, of neighbours "
+    "x * cosine + where(col % 2 == 0, -roll(x, -1), roll(x, 1)) * sine"
 )
 _NO_ORDER = "not supported: a row in order; argmax(x), then argmax(where(col == first, -inf, x)), are its two largest"
 _NO_SUMS_OF_COLUMNS = (
@@ -141,6 +145,8 @@ FORMULAS = {
     "where(mask, value, x)": "masked_fill",
     "where(col == label, 1, 0)": "one_hot onehot",
     "take(x, index)": "gather pick",
+    "where(col < cols / 2, -1, 1) * roll(x, cols / 2)": "rotate_half",
+    "where(col % 2 == 0, -roll(x, -1), roll(x, 1))": "rotate_every_two rotate_interleaved",
     "where(random(seed) >= p, x / (1 - p), 0)": "dropout",
     "where(random(seed) < p, 1, 0)": "bernoulli",
     "constant(x)": "detach stop_gradient",
@@ -164,10 +170,13 @@ _FUNCTIONS = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "scan", "associative_scan", "logcumsumexp"), _NO_SCANS),
     **dict.fromkeys(("prefix_sum", "cumulative_sum", "running_sum"), _NO_SCANS),
     **dict.fromkeys(
-        ("trace", "flip", "reverse", "fft", "roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS
+        ("trace", "flip", "reverse", "fft", "conv", "conv1d"), _NO_NEIGHBOURS
     ),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
     **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),
+    **dict.fromkeys(("rope", "rotary", "apply_rotary_pos_emb"), _ROPE),
+    **dict.fromkeys(("shift", "rotate", "circshift"), "write roll(x, k), k columns further to the right"),
+    "diff": "write x - roll(x, 1), whose column 0 has the row's last one",
     "dot": f"write sum(x * y) for two rows; of matrices {_MATRICES}",
     **dict.fromkeys(("batch_norm", "batchnorm", "running_mean", "running_var"), _NO_SUMS_OF_COLUMNS),
     **dict.fromkeys(("allreduce", "all_reduce", "psum", "pmean"), "not supported: other GPUs; the caller adds up"),
