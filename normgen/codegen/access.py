@@ -232,6 +232,18 @@ class Access(Tensors):
             read = f"read_window<kVector>({start}, column, {self.cols}, {inside})"
         return self.unless_null(tensor, read, site.width)
 
+    def read_rolled(self, load: Load, site: Site, place: Place) -> str:
+        """The elements of other columns: in whole vectors, and from registers, where these have them."""
+        start = f"{load.of}_row" if self.problem.tensor(load.of).kind.is_matrix else load.of
+        aligned = "true" if site is ALIGNED else "false"
+        known = "false" if self.plan.problem.any_cols else "true"
+        by = Printer(self.names).columns(-load.roll)
+        held = self.plan.held if place is Place.REGISTERS and site is ALIGNED and not self.plan.is_hybrid else ()
+        if load.of in {other.name for other in held}:
+            return f"rolled_held<kStride, {by}, {self.cols}>({load.of}_held, step, {load.of}_row, {site.at})"
+        how = f"{site.width}, {load.group or 1}, {aligned}, {known}"
+        return self.unless_null(load.of, f"read_rolled<{how}>({start}, {site.at}, {by}, {self.cols})", site.width)
+
     def edge_reads(self, name: str) -> tuple[Statement, ...]:
         """Reads of this lane's element of the edge, of all held tensors."""
         if not self.plan.cut.edged:

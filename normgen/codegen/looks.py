@@ -189,6 +189,10 @@ class Looks:
     def vector_of(self, load: Load, look: int, head: list[Statement], site: Site, place: Place) -> str:
         """C text of the access that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
+        if load.roll:
+            vector = f"Vec<{self.access.ctype(load.of)}, {site.width}>"
+            head.append(Let(f"const {vector} {tensor}_vec", self.access.read_rolled(load, site, place)))
+            return f"{tensor}_vec"
         if not load.kind.by_row:
             read = self.access.read_param(tensor, site)
             if load in self.plan.config_params:

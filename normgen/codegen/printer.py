@@ -34,11 +34,12 @@ from normgen.program.functions import (
     negation,
     reciprocal_approximate,
     remainder,
+    roll,
     sign,
     unequal,
     where,
 )
-from normgen.program.ir import SIZES
+from normgen.program.ir import COLS, SIZES
 from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.approximate import exp_approximate
 
@@ -81,7 +82,7 @@ class Printer:
     def _print(self, expr: sp.Expr) -> tuple[str, int]:
         if isinstance(expr, sp.Symbol):
             return self._symbol(expr), ATOM
-        if isinstance(expr, Index | remainder):
+        if isinstance(expr, Index | remainder | roll):
             return f"static_cast<float>({self.integer(expr)})", ATOM
         if expr in (sp.oo, INFINITY):
             return self.infinity, ATOM
@@ -167,6 +168,9 @@ class Printer:
             return self.names[expr.name]
         if isinstance(expr, sp.Integer):
             return str(expr)
+        if isinstance(expr, roll):
+            column, by = self.integer(expr.args[0]), self.columns(-expr.args[1])
+            return f"rolled_column({column}, {by}, {self.names[COLS.name]})" if column else ""
         if isinstance(expr, remainder):
             return f"{self.integer(expr.args[0])} % {self.integer(expr.args[1])}"
         if not expr.is_Add:
@@ -175,6 +179,15 @@ class Printer:
         texts = [self.integer(-term if term.could_extract_minus_sign() else term) for term in terms]
         signs = [" - " if term.could_extract_minus_sign() else " + " for term in terms]
         return "".join(map("".join, zip(signs, texts, strict=True)))[3:] if all(texts) and signs[0] == " + " else ""
+
+    def columns(self, by: sp.Expr) -> str:
+        """So many columns, share * cols + number: a row has a whole number of them."""
+        share, cols = by.coeff(COLS), self.names[COLS.name]
+        number, share = int(by - share * COLS), share % 1  # a whole row more, or less, is the same
+        if share == 0:
+            return str(number)
+        text = f"{cols} / {share.q} * {share.p}".removesuffix(" * 1")
+        return f"{text} {'-' if number < 0 else '+'} {abs(number)}" if number else text
 
     def _number(self, value: sp.Number) -> str:
         return float_literal(float(value))
@@ -265,6 +278,8 @@ class FormulaPrinter(Printer):
     def _print(self, expr: sp.Expr) -> tuple[str, int]:
         if isinstance(expr, Index | remainder):
             return self.integer(expr), PRODUCT
+        if isinstance(expr, roll):
+            return f"roll({', '.join(map(self.text, expr.args))})", ATOM
         if isinstance(expr, where):
             texts = self.condition(expr.args[0]), *map(self.text, expr.args[1:])
             return f"where({', '.join(texts)})", ATOM

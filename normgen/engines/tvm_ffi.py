@@ -292,7 +292,7 @@ def workspace_of(host: HostPart) -> str:
 def rules(group: Group, function: Function) -> Iterator[str]:
     """What a call must hold beside shapes."""
     problem = group.problem
-    for size in problem.spec.groups:
+    for size in problem.spec.divisors:
         yield f'call.require(cols % {size} == 0, "cols is a multiple of {size}", cols);'
     if problem.spec.numbers_columns:
         yield f'call.require(cols <= {MOST_NUMBERED}, "cols is at most {MOST_NUMBERED}", cols);'

@@ -189,9 +189,10 @@ class Forms:
             return first
         if not shape or not shape[-1]:
             raise UsageError(f"'{self.spec.name}' takes [.., cols], cols >= 1", received=str(tuple(shape)))
-        for group in self.spec.groups:
-            if shape[-1] % group:
-                rule = f"'{self.spec.name}' takes cols that are whole groups of {group}"
+        for size in self.spec.divisors:
+            if shape[-1] % size:
+                what = f"whole groups of {size}" if size in self.spec.groups else f"a multiple of {size}"
+                rule = f"'{self.spec.name}' takes cols that are {what}"
                 raise UsageError(rule, received=str(tuple(shape)))
         for i, part in self._sized:
             tensor = tensors[i]

@@ -18,7 +18,7 @@ from typing import Any
 
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.program.functions import COL, ROW
+from normgen.program.functions import COL, ROW, roll
 from normgen.program.ir import COLS, Load, used_exprs
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
@@ -97,7 +97,7 @@ def _is_column_by_column(problem: Problem, uses: Sequence[TensorUse]) -> bool:
     if problem.spec.has_inner or problem.spec.groups or program.row_reduces or program.dots or program.randoms:
         return False
     picks = any(isinstance(s, Load) and s.of for s in program.statements)
-    numbered = any(expr.has(COL, COLS) for expr in _exprs(problem))
+    numbered = any(expr.has(COL, COLS, roll) for expr in _exprs(problem))
     return not (picks or numbered or any(use.group for use in uses))
 
 

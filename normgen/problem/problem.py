@@ -451,6 +451,13 @@ def make_problem(
     for group in spec.groups:
         if cols % group:
             raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {group}", received=f"{cols}")
+    for share, by in spec.rolls:
+        if cols % share.denominator:
+            rule = f"spec '{spec.name}' rolls rows by a part of cols: these are a multiple of {share.denominator}"
+            raise UsageError(rule, received=f"{cols}")
+        if abs(share * cols + by) >= cols:
+            rule = f"spec '{spec.name}' rolls rows by less than cols"
+            raise UsageError(rule, received=f"{share * cols + by} of {cols} cols")
     if spec.numbers_columns and cols > MOST_NUMBERED:
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")

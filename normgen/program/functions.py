@@ -113,6 +113,10 @@ class constant(Opaque):
     """x, without a gradient."""
 
 
+class roll(Opaque):
+    """roll(x, k): x of the column (col - k) % cols; x is a value of columns, or `col` itself."""
+
+
 class floor(Opaque):
     """The largest whole number that is not above x."""
 
@@ -225,7 +229,7 @@ MEANINGS: dict[str, Meaning] = {
     "or": Meaning(either, ""),
     "not": Meaning(negation, ""),
 }
-NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items()}
+NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items()} | {roll: "roll"}
 
 
 def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:

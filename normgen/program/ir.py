@@ -3,6 +3,7 @@
     load   x : elem                              stored dtype -> float32
     load   x_middle : row = x[middle]            one element of each row (of x: elem; of a col: the same in all rows)
     load   right : row = x[label]                that of the column which a row value names; 0 where it names none
+    load   x_rolled : elem = x[col - k]          each element of another column, around the row's end
     random u : elem = random(seed, 0)            the first random number of each element, from the bits of `seed`
     reduce x_sum : row = sum(x)                  over a monoid, elem -> row
     reduce top : groups = max_128(x)             the same over groups of 128 columns
@@ -33,7 +34,7 @@ from itertools import chain, count
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.functions import Index
+from normgen.program.functions import COL, Index
 from normgen.program.monoid import DOT, Monoid, symbol
 from normgen.program.printing import show_expr
 from normgen.spec.spec import Kind, join
@@ -61,7 +62,8 @@ class Load:
 
     A load with `of` broadcasts one column of the tensor over its row: what the pivot of a shifted variance is chosen
     from, or the element that the row value `index` names. Its kind is ROW, also for a col tensor, and it belongs to
-    stage 0. A tensor with a value for each `group` of columns is read as one for each column: only the address differs.
+    stage 0. With `roll` it has the tensor's kind: what other threads of the row own. A tensor with a value for each
+    `group` of columns is read as one for each column: only the address differs.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Load:
     of: str = ""
     column: Column = Column.FIRST
     index: str = ""  # a loaded row value, in place of `column`
+    roll: sp.Expr | None = None  # of an elem or a col: by how many columns it is rolled, in place of `column`
     group: int = 0  # neighbouring columns that share a value
 
     @property
@@ -387,8 +390,10 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
                 yield "groups of columns share a value of what is the same in each row"
             if index and not (statement.of and read.is_row):
                 yield "the column of an element is a row value"
-            if statement.of and not kind.is_row:
+            if statement.of and not (kind.is_row or statement.roll):
                 yield "one element of a row is a row value"
+            if statement.roll and not (statement.of and kind.by_col and not kind.by_inner):
+                yield "values of columns are rolled, under a name of their own"
 
 
 def _broken_contraction(statement: Reduce, read: Kind) -> Iterator[str]:
@@ -433,6 +438,9 @@ def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[s
 
 def show_statement(statement: Statement) -> str:
     match statement:
+        case Load(name=name, kind=kind, roll=sp.Expr() as roll, group=group):
+            place = f"{show_expr(COL - roll)}{f' // {group}' if group else ''}"
+            return f"  load   {name} : {kind} = {statement.tensor}[{place}]"
         case Load(name=name, kind=kind, of=of, column=column, index=index, group=group):
             place = f"{index or column if of else 'col'}{f' // {group}' if group else ''}"
             return f"  load   {name} : {kind}" + (f" = {statement.tensor}[{place}]" if of or group else "")

@@ -20,7 +20,7 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, TERM, Opaque, Stored, cast, remainder
+from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, TERM, Opaque, Stored, cast, remainder, roll
 from normgen.program.ir import (
     COLS,
     INNER,
@@ -46,11 +46,13 @@ from normgen.spec.formula import (
     Name,
     Number,
     Power,
+    Roll,
     group_of,
     is_dot,
     names_in,
     nodes,
     parse_formula,
+    roll_of,
     totalled,
 )
 from normgen.spec.functions import INFINITY as INFINITY_NAME
@@ -254,6 +256,8 @@ class _Lowering:
                 return self.raw(owner, _taken(x, index))
             case Call() if is_dot(tree):
                 return self.contraction(owner, tree)
+            case Call(args=(x, _)) if columns := roll_of(tree):
+                return self.rolled(owner, self.expr(owner, x), _columns(columns))
             case Call(function=function) if function == RANDOM:
                 return self.random(owner, tree)
             case Call(function=function):
@@ -318,6 +322,16 @@ class _Lowering:
         self.kinds[name] = Kind.ELEM
         self.statements.append(Random(name, seed, number))
         return symbol(name)
+
+    def rolled(self, owner: str, value: sp.Expr, columns: sp.Expr) -> sp.Expr:
+        """The symbol of a rolled value, which has a name before it is rolled; of a row's value, that."""
+        if columns == 0 or not self.kind_of(value).by_col:
+            return value
+        value = value if value.is_Symbol else self.own(owner, value)
+        key = (roll.__name__, value, columns)
+        if key not in self.shared:
+            self.shared[key] = self.map(self.fresh(f"{value.name}_rolled"), roll(value, columns))
+        return self.shared[key]
 
     def contraction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a product of matrices; equal products are one."""
@@ -387,6 +401,11 @@ class _Lowering:
         self.owners |= dict.fromkeys(names, self.open[-1])
         self.statements.append(Reduce(names, kind, monoid, args, group=group, over=over))
         return symbol(name)
+
+
+def _columns(roll: Roll) -> sp.Expr:
+    """By how many columns; of a share of the row, the part beyond whole rows."""
+    return sp.Rational(roll.share.numerator, roll.share.denominator) % 1 * COLS + roll.by
 
 
 def _is_float32(number: sp.Expr) -> bool:

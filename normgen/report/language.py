@@ -11,6 +11,7 @@ from normgen.spec.functions import (
     CONDITIONS,
     CONSTANTS,
     ELEMENTWISE,
+    MOVES,
     PICKS,
     POSITIONS,
     PRODUCTS,
@@ -31,7 +32,7 @@ def roles_part(_: Path) -> str:
 def functions_part(_: Path) -> str:
     """Reductions first; each with an optional size of groups."""
     reduced: list[tuple[str, ...]] = [(f"`{f.name}(x)` `{f.name}(x, G)`", f.words) for f in REDUCTIONS.values()]
-    tables = (POSITIONS, PICKS, TOTALS, ELEMENTWISE, ROUNDINGS, SOURCES)
+    tables = (POSITIONS, PICKS, MOVES, TOTALS, ELEMENTWISE, ROUNDINGS, SOURCES)
     others = [(f"`{_call(f)}`", f.words) for table in tables for f in table.values()]
     conditions = [(f"`{_condition(f)}`", f.words) for f in CONDITIONS.values()]
     products = [(f"`{' @ '.join(f.arguments)}`", f.words) for f in PRODUCTS.values()]

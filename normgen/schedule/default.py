@@ -64,6 +64,7 @@ def _default_of_rows(problem: Problem, device: Device) -> Schedule:
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
     softmaxes, orders = [*online, Softmax.TWO_PASS], [*last_first, RowOrder.ASCENDING]
+    reasons: list[str] = []
     for cut in ways(problem, device):
         is_short = (few and _chains_pay(problem, cut)) or finds_pairs(problem, cut)
         trees = (ReduceWith.SHORT_CHAINS,) if is_short else ()
@@ -76,9 +77,13 @@ def _default_of_rows(problem: Problem, device: Device) -> Schedule:
                 continue  # what such a thread keeps is what two passes share
             found = cut.varied(reduce_with=tree, variance=variance, softmax=softmax, row_order=order)
             found = found.varied(arithmetic=arithmetic, division=division)
-            if shows_in_float32(problem, found) is None and refusal(problem, found, device) is None:
+            reason = shows_in_float32(problem, found) or refusal(problem, found, device)
+            if reason is None:
                 return found
-    raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+            reasons.append(reason)
+    raise NothingValidError(
+        "no schedule is legal for this problem", received=str(problem), hint=next(iter(reasons), None)
+    )
 
 
 def _division(problem: Problem, cut: Schedule, device: Device) -> Division:

@@ -12,7 +12,8 @@ from functools import lru_cache
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
-from normgen.program.ir import RowProgram, looks
+from normgen.program.ir import COLS, RowProgram, looks
+from normgen.program.ir import Load as Read
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.passes import passed
@@ -144,6 +145,8 @@ def in_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     way are other rows. Idle threads recompute a row that its owners overwrite meanwhile; they store nothing. But a
     pivot is read by all threads of its row: there must be a barrier before one of them overwrites it.
     """
+    if taken := next((load.of for load in rolled_loads(problem) if _is_overwritten(problem, s, load)), ""):
+        return f"other threads of a row read what an output in the place of '{taken}' overwrites: roll moves it to them"
     by_shuffles = s.row_blocks == 1 and 1 < s.threads_per_row <= WARP
     if not problem.in_place or not by_shuffles:
         return None
@@ -156,7 +159,24 @@ def in_place(problem: Problem, s: Schedule, _: Device) -> str | None:
 def pivots(problem: Problem, variance: Variance, softmax: Softmax) -> frozenset[str]:
     """The tensors of which all threads of a row read one element."""
     program = passed(written_program(problem), Schedule(variance=variance, softmax=softmax))[-1][1]
-    return frozenset(load.of for load in program.loads if load.of)
+    return frozenset(load.of for load in program.loads if load.of and not load.roll)
+
+
+@lru_cache(maxsize=32)
+def rolled_loads(problem: Problem) -> tuple[Read, ...]:
+    """What is read at other columns than a thread's own ones."""
+    if not problem.spec.rolls:
+        return ()
+    return tuple(load for load in passed(written_program(problem), Schedule())[-1][1].loads if load.roll)
+
+
+def _is_overwritten(problem: Problem, s: Schedule, load: Read) -> bool:
+    """Whether an output takes the place of what is rolled, and a thread does not itself hold all that it needs."""
+    if not problem.tensor(load.of).under:
+        return False
+    stride = s.threads_per_row * s.row_blocks * s.vector
+    is_own = problem.cols % stride == 0 and int(load.roll.subs(COLS, problem.cols)) % stride == 0
+    return not (is_own and s.hold is Hold.REGISTERS and s.edges is Edges.EXACT and not problem.any_cols)
 
 
 def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:

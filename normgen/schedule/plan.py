@@ -464,13 +464,13 @@ class Plan:
         if self.schedule.hold is Hold.RELOAD:
             return ()
         wanted = {ld.name for loads in self.look_loads for ld in loads}
-        return tuple(ld for ld in self.program.loads if ld.kind.is_elem and ld.name in wanted)
+        return tuple(ld for ld in self.program.loads if ld.kind.is_elem and not ld.roll and ld.name in wanted)
 
     @cached_property
     def col_params(self) -> tuple[Load, ...]:
         """Column parameters that a look needs."""
         wanted = {ld.name for loads in self.look_loads for ld in loads}
-        return tuple(ld for ld in self.program.loads if ld.kind.is_col and ld.name in wanted)
+        return tuple(ld for ld in self.program.loads if ld.kind.is_col and not ld.roll and ld.name in wanted)
 
     @cached_property
     def early_params(self) -> tuple[Load, ...]:

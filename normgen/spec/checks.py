@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
 from functools import partial
 
 from normgen.dtypes import DTYPES, instead_of_dtype
@@ -19,6 +20,7 @@ from normgen.spec.formula import (
     names_in,
     nodes,
     parse_formula,
+    roll_of,
     totalled,
 )
 from normgen.spec.functions import CONDITIONS, CONSTANTS, INNER, PICKS, POSITIONS, RANDOM, TERM
@@ -120,6 +122,13 @@ def group_size(spec: Spec) -> int:
         rule, hint = "all groups of a spec have one size", "a spec of its own has the other one"
         raise SpecError(rule, file=spec.file, line=line, received=str(sorted(sizes)), hint=hint)
     return next(iter(sizes), 0)
+
+
+def rolls(spec: Spec) -> tuple[tuple[Fraction, int], ...]:
+    """By how much the spec's formulas roll rows: each a share of cols, and columns beside it."""
+    trees = (parse_formula(f.text, file=spec.file, line=f.line) for _, f in _all_formulas(spec))
+    found = (roll_of(node) for tree in trees for node in nodes(tree))
+    return tuple(dict.fromkeys((roll.share, roll.by) for roll in found if roll))
 
 
 def numbers_columns(spec: Spec) -> bool:

@@ -5,7 +5,7 @@ refused with file, line and column.
 
     number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])  cast(e, dtype or tensor)
     e @ e
-    reduction(e)  reduction(e, columns of a group)  take(e, index)
+    reduction(e)  reduction(e, columns of a group)  take(e, index)  roll(e, columns)
     random(seed)
     e < e  e <= e  e > e  e >= e  e == e  e != e  e and e  e or e  not e
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, TERM, TOTAL
-from normgen.spec.instead import AXES, instead_of_form, instead_of_function
+from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, ROLL, TERM, TOTAL
+from normgen.spec.instead import AXES, instead_of_axis, instead_of_form, instead_of_function, instead_of_method
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
@@ -133,6 +133,55 @@ def group_of(expression: Expression) -> int:
         case Call(function=function, args=(_, Number(value=size))) if function in REDUCTIONS:
             return int(size)
     return 0
+
+
+@dataclass(frozen=True)
+class Roll:
+    """How far a row is rolled: share * cols + by columns, of which a row has a whole number, less than cols."""
+
+    share: Fraction
+    by: int
+
+    def columns(self, cols: int) -> int | None:
+        """Of rows of `cols`; None where that is no whole number, or not less than cols."""
+        found = self.share * cols + self.by
+        return int(found) if found.denominator == 1 and abs(found) < cols else None
+
+    def __str__(self) -> str:
+        share = {1: COLS, -1: f"-{COLS}"}.get(self.share, f"{self.share.numerator} * {COLS}")
+        share = share if self.share.denominator == 1 else f"{share} / {self.share.denominator}"
+        share = share.removeprefix("1 * ").replace("-1 * ", "-")
+        return share if self.share and not self.by else f"{share} + {self.by}" if self.share else str(self.by)
+
+
+def roll_of(expression: Expression) -> Roll | None:
+    """How far `roll(e, k)` rolls a row; None of any other expression."""
+    match expression:
+        case Call(function=function, args=(_, columns)) if function == ROLL:
+            share, by = _in_cols(columns) or (Fraction(0), Fraction(0))
+            return Roll(share, int(by))
+    return None
+
+
+def _in_cols(expression: Expression) -> tuple[Fraction, Fraction] | None:
+    """(a, b) of a * cols + b; None of what is none."""
+    match expression:
+        case Number(value=value):
+            return Fraction(0), value
+        case Name(name=name) if name == COLS:
+            return Fraction(1), Fraction(0)
+        case Binary(operator=operator, left=left, right=right):
+            (a, b), (c, d) = (_in_cols(e) or (None, None) for e in (left, right))
+            if a is None or b is None or c is None or d is None:
+                return None
+            if operator in "+-":
+                sign = 1 if operator == "+" else -1
+                return a + sign * c, b + sign * d
+            if operator == "*" and not (a and c):
+                return a * d + c * b, b * d
+            if operator == "/" and not c and d:
+                return a / d, b / d
+    return None
 
 
 def constant_of(expression: Expression) -> float | None:
@@ -283,7 +332,7 @@ class _Parser:
         sizes = [1 << power for power in range(1, LARGEST_GROUP.bit_length())]
         if not isinstance(size, Number) or size.value not in sizes:
             where = self.offset + node.args[1].col_offset
-            hint = f"such as {function}(x, 32)"
+            hint = instead_of_axis(function, node) or f"such as {function}(x, 32)"
             raise self.error(f"the columns of a group are a power of two from 2 to {LARGEST_GROUP}", where, hint=hint)
         return Call(function, (self.expression(node.args[0], depth + 1), size), at)
 
@@ -329,7 +378,8 @@ class _Parser:
 
     def call(self, node: ast.Call, depth: int, at: int) -> Expression:
         if not isinstance(node.func, ast.Name):
-            raise self.error("only the known functions can be called", at, hint=did_you_mean("", FUNCTIONS))
+            hint = instead_of_method(node) or did_you_mean("", FUNCTIONS)
+            raise self.error("only the known functions can be called", at, hint=hint)
         function = node.func.id
         if function == CAST and len(node.args) == 2 and not node.keywords:
             if not isinstance(to := node.args[1], ast.Name):
@@ -338,7 +388,8 @@ class _Parser:
                 raise self.error("cast(e, to) names a dtype or a tensor", where, hint=hint)
             return Cast(self.expression(node.args[0], depth + 1), to.id, at)
         if function not in FUNCTIONS:
-            hint = instead_of_function(function) or did_you_mean(function, FUNCTIONS)
+            along = instead_of_axis(function, node)
+            hint = along or instead_of_function(function) or did_you_mean(function, FUNCTIONS)
             raise self.error(f"unknown function '{function}'", at, hint=hint)
         takes = FUNCTIONS[function].takes
         is_grouped = len(node.args) == 2 and isinstance(node.args[1], ast.Constant)
@@ -347,9 +398,21 @@ class _Parser:
         if node.keywords or len(node.args) != takes:
             known = FUNCTIONS[function]
             asked = f"{function}({', '.join(known.arguments)}) is {known.words}"
-            asked = AXES if function in REDUCTIONS and node.keywords else asked
+            asked = instead_of_axis(function, node) or (AXES if function in REDUCTIONS and node.keywords else asked)
             raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at, hint=asked)
-        return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
+        found = Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
+        if function == ROLL:
+            self.check_roll(found, self.offset + node.args[1].col_offset)
+        return found
+
+    def check_roll(self, call: Call, at: int) -> None:
+        """Raises SpecError unless `roll(e, k)` rolls a row by a known number of columns, fewer than it has."""
+        found, hint = _in_cols(call.args[1]), "such as roll(x, 1), roll(x, -1), roll(x, cols / 2)"
+        if found is None or found[1].denominator != 1:
+            raise self.error(f"the k of {ROLL}(x, k) is made of whole numbers and cols", at, hint=hint)
+        share, by = found
+        if abs(share) > 1 or (abs(share) == 1 and share * by >= 0) or abs(by) >= 2**31:
+            raise self.error(f"{ROLL}(x, k) rolls a row by less than cols", at, hint=hint)
 
 
 def _fold(expression: Binary) -> Expression:

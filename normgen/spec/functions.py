@@ -47,6 +47,16 @@ PICKS = _table(
     Function(TAKE, ("x", "index"), "x in the column `index`, a value of the row: sum(where(col == index, x, 0))"),
 )
 
+ROLL = "roll"
+MOVES = _table(
+    Function(
+        ROLL,
+        ("x", "k"),
+        "x of the column (col - k) % cols: k columns further to the right, around the row's end; k is made of whole "
+        "numbers and cols",
+    ),
+)
+
 ELEMENTWISE = _table(
     Function("exp", _X, "e to the power x"),
     Function("log", _X, "the natural logarithm"),
@@ -91,7 +101,7 @@ TOTAL = "total"
 TOTALS = _table(Function(TOTAL, _X, "the sum of x over all rows and, of an x with columns, these: a scalar output"))
 
 ROW_REDUCTIONS = REDUCTIONS | POSITIONS | PICKS
-FUNCTIONS = ROW_REDUCTIONS | TOTALS | ELEMENTWISE | ROUNDINGS | SOURCES
+FUNCTIONS = ROW_REDUCTIONS | MOVES | TOTALS | ELEMENTWISE | ROUNDINGS | SOURCES
 
 # What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
 CONDITIONS = _table(

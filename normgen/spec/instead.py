@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 
+from normgen.spec.functions import FUNCTIONS
 from normgen.spec.spec import Role
 
 _MATRICES = (
@@ -16,13 +17,19 @@ _MATRICES = (
 _BATCHED = 'write a @ b, where b has the role batch_parameter and axes = ["batches", "inner", "cols"]'
 _NO_SCANS = "not supported: scans along a row; an element is made of its own column and of values of the whole row"
 _NO_NEIGHBOURS = (
-    "not supported: other columns of a row, but for take(x, index), one of each row; "
-    "the halves of a row (RoPE) are two inputs, whose rows lie a pitch apart"
+    "not supported: other columns of a row, but for roll(x, k), such as roll(x, 1) or roll(x, cols / 2), "
+    "and take(x, index), one of each row"
+)
+_ROPE = (
+    "of halves write x * cosine + where(col < cols / 2, -1, 1) * roll(x, cols / 2) * sine, of neighbours "
+    "x * cosine + where(col % 2 == 0, -roll(x, -1), roll(x, 1)) * sine"
 )
 _NO_ORDER = "not supported: a row in order; argmax(x), then argmax(where(col == first, -inf, x)), are its two largest"
 _NO_SUMS_OF_COLUMNS = (
-    "not supported: sums over the rows of a column in a forward pass; "
-    "the gradient of b in y = x + b is one, and total(x) adds all rows to one number"
+    "not supported: sums over the rows of a column that a formula reads. BatchNorm is two specs: the rows of the first "
+    "are these columns, and mean(x), mean((x - mean(x))**2) its row outputs; the second reads them as parameters, "
+    "(x - m) * rsqrt(v + eps) * weight + bias. The gradient of b in y = x + b is such a sum, and total(x) adds all "
+    "rows to one number"
 )
 _NO_SUCH_MATHS = "not supported: no formula of the known functions is this one"
 _GROUPS_ARE_ROWS = (
@@ -138,6 +145,8 @@ FORMULAS = {
     "where(mask, value, x)": "masked_fill",
     "where(col == label, 1, 0)": "one_hot onehot",
     "take(x, index)": "gather pick",
+    "where(col < cols / 2, -1, 1) * roll(x, cols / 2)": "rotate_half",
+    "where(col % 2 == 0, -roll(x, -1), roll(x, 1))": "rotate_every_two rotate_interleaved",
     "where(random(seed) >= p, x / (1 - p), 0)": "dropout",
     "where(random(seed) < p, 1, 0)": "bernoulli",
     "constant(x)": "detach stop_gradient",
@@ -158,14 +167,18 @@ _FUNCTIONS = {
     **dict.fromkeys(("reshape", "view", "permute", "transpose", "unflatten", "flatten", "repeat", "tile"), _NO_SHAPES),
     **dict.fromkeys(("split", "chunk", "slice", "cat", "concat", "concatenate", "stack", "first", "last"), _NO_PARTS),
     **dict.fromkeys(("topk", "top_k", "sort", "argsort", "median", "quantile"), _NO_ORDER),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "scan", "associative_scan"), _NO_SCANS),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "scan", "associative_scan", "logcumsumexp"), _NO_SCANS),
+    **dict.fromkeys(("prefix_sum", "cumulative_sum", "running_sum"), _NO_SCANS),
     **dict.fromkeys(
-        ("trace", "flip", "reverse", "fft", "roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS
+        ("trace", "flip", "reverse", "fft", "conv", "conv1d"), _NO_NEIGHBOURS
     ),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
     **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),
+    **dict.fromkeys(("rope", "rotary", "apply_rotary_pos_emb"), _ROPE),
+    **dict.fromkeys(("shift", "rotate", "circshift"), "write roll(x, k), k columns further to the right"),
+    "diff": "write x - roll(x, 1), whose column 0 has the row's last one",
     "dot": f"write sum(x * y) for two rows; of matrices {_MATRICES}",
-    **dict.fromkeys(("column_sum", "colsum", "batch_norm", "batchnorm", "batch_mean"), _NO_SUMS_OF_COLUMNS),
+    **dict.fromkeys(("batch_norm", "batchnorm", "running_mean", "running_var"), _NO_SUMS_OF_COLUMNS),
     **dict.fromkeys(("allreduce", "all_reduce", "psum", "pmean"), "not supported: other GPUs; the caller adds up"),
     **dict.fromkeys(("double", "float64"), "not supported: arithmetic is float32 by design"),
 }
@@ -186,9 +199,10 @@ _REDUCED_SO = (
     "any",
 )
 _OF_COLUMNS, _OF_ROWS = (
-    ("rows", "row", "batch", "dim0", "axis0", "over_rows"),
-    ("cols", "col", "columns", "last", "dim1"),
+    ("rows", "row", "batch", "dim0", "axis0", "0"),
+    ("cols", "col", "columns", "last", "dim1", "1"),
 )
+_EACH_COLUMN, _EACH_ROW = ("column", "columns", "col", "batch"), ("row", "rows")  # before its name, as in colsum
 _FORMS: dict[type[ast.AST], str] = {
     ast.BitXor: "a power is written **",
     ast.IfExp: "write where(condition, a, b)",
@@ -229,10 +243,40 @@ _KEYS = {
 
 def instead_of_function(name: str) -> str | None:
     """What to write instead of a function that the language does not have."""
-    stem, _, axis = name.rpartition("_")
-    if axis in _OF_COLUMNS and stem in _REDUCED_SO:
+    for reduction in _REDUCED_SO:
+        axis = name.removeprefix(reduction).removeprefix("_").removeprefix("over_")
+        whose = name.removesuffix(reduction).removesuffix("_")
+        if axis in _OF_COLUMNS or whose in _EACH_COLUMN:
+            return _NO_SUMS_OF_COLUMNS
+        if axis in _OF_ROWS or whose in _EACH_ROW:
+            return _within_rows(reduction)
+    return _FUNCTIONS.get(name)
+
+
+def instead_of_axis(name: str, call: ast.Call) -> str | None:
+    """What to write instead of a reduction along an axis, as mean(x, axis=0), mean(x, 0) or x.mean(0) is; else None."""
+    given = [k.value for k in call.keywords if k.arg in ("axis", "dim")]
+    given += call.args[0 if isinstance(call.func, ast.Attribute) else 1 :]
+    if name not in _REDUCED_SO or len(given) != 1:
+        return None
+    said = ast.unparse(given[0]).strip("'")
+    if said in _OF_COLUMNS:
         return _NO_SUMS_OF_COLUMNS
-    return f"write {stem}(x): {AXES}" if axis in _OF_ROWS and stem in _REDUCED_SO else _FUNCTIONS.get(name)
+    return _within_rows(name) if said in (*_OF_ROWS, "-1") else None
+
+
+def _within_rows(name: str) -> str:
+    """What to write for a reduction of each row: its formula, where it is none of the language's own."""
+    return f"{_FUNCTIONS.get(name) or f'write {name}(x)'}: {AXES}"
+
+
+def instead_of_method(call: ast.Call) -> str | None:
+    """What to write instead of x.mean(), a call of something's function; None of any other call."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    name = call.func.attr
+    known = f"write {name}(x)" if name in FUNCTIONS else None
+    return instead_of_axis(name, call) or instead_of_function(name) or known
 
 
 def instead_of_form(node: ast.expr) -> str:

@@ -11,7 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normgen.errors import SpecError
-from normgen.spec.formula import Binary, Call, Expression, Name, children, group_of, is_dot, nodes, pointed, totalled
+from normgen.spec.formula import (
+    Binary,
+    Call,
+    Expression,
+    Name,
+    children,
+    group_of,
+    is_dot,
+    nodes,
+    pointed,
+    roll_of,
+    totalled,
+)
 from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE, TERM
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 from normgen.spec.writing import written
@@ -91,6 +103,7 @@ class _Kinds:
     kinds: dict[str, Kind]
     has_products: bool
     behind: set[str] = field(default_factory=set)  # names of what is made of a product
+    unmoved: dict[str, str] = field(default_factory=dict)  # names of what cannot be rolled, and why
     awaiting: set[str] = field(default_factory=set)  # of what is made of all columns: see `awaited`
     reductions: list[Call] = field(default_factory=list)  # of columns, in a spec with products
     sums: dict[str, tuple[Kind, Kind]] = field(default_factory=dict)  # of names: see `quotient`
@@ -108,6 +121,8 @@ class _Kinds:
             self.sums[formula.name] = found
         if self.is_behind(tree):
             self.behind.add(formula.name)
+        if why := self.why_unmoved(tree):
+            self.unmoved[formula.name] = why
         if self.awaited(tree):
             self.awaiting.add(formula.name)
         return kind
@@ -133,6 +148,8 @@ class _Kinds:
         if kind.by_row and kind.by_inner and kind.by_col:
             rule = "no value varies along rows, inner and cols"
             raise self.error(rule, tree, hint="write x @ w for the sum of the products over inner")
+        if roll_of(tree):
+            self.check_roll(tree, parts[0])
         if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
             rule = f"total adds values of rows or of elements, but here of {kind}"
             raise self.error(rule, tree, hint="total(loss) of a loss for each row, or total(x * y) of elements")
@@ -140,6 +157,29 @@ class _Kinds:
         if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
             return self.reduced(tree, parts, kind)
         return kind
+
+    def check_roll(self, tree: Expression, kind: Kind) -> None:
+        """A rolled value is computed of the tensors' elements in the columns that it comes from."""
+        if self.has_products:
+            hint = "what stands before or behind the product is a spec of its own"
+            raise self.error("a spec with a product of matrices rolls no rows yet", tree, hint=hint)
+        if not kind.by_col:
+            hint = "a value of the whole row is the same in each column: write it without roll"
+            raise self.error(f"roll moves values of columns, but here of {kind}", tree, hint=hint)
+        if why := self.why_unmoved(children(tree)[0]):
+            raise self.error(
+                f"roll moves what is made of tensors, not {why}", tree, hint="store it; a spec of its own rolls it"
+            )
+
+    def why_unmoved(self, tree: Expression) -> str:
+        """What of an expression no other column's thread can compute; empty where there is nothing of it."""
+        if is_draw(tree):
+            return "random numbers, which are those of their column"
+        if isinstance(tree, Name):
+            return self.unmoved.get(tree.name, "")
+        if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
+            return "values of groups of columns" if group_of(tree) else ""
+        return next(filter(None, map(self.why_unmoved, children(tree))), "")
 
     def check_elements(self, kind: Kind, tree: Expression) -> None:
         """No element of a product's kernel, of that kind, waits for its row's last one."""

@@ -139,7 +139,8 @@ class _Reader:
             file=self.file,
             sha256=sha256,
         )
-        spec = replace(spec, group=checks.group_size(spec), numbers_columns=checks.numbers_columns(spec))
+        spec = replace(spec, group=checks.group_size(spec), rolls=checks.rolls(spec))
+        spec = replace(spec, numbers_columns=checks.numbers_columns(spec))
         lines = {name: self.line(("scalars", name)) for name, _ in spec.scalars}
         kinds = checks.check_spec(spec, scalar_lines=lines)
         totals = (t.name for t in spec.tensors if t.role is Role.SCALAR_OUTPUT)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -404,6 +405,7 @@ class Spec:
     accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
     saved: tuple[str, ...] = ()
     group: int = 0  # columns of a group; 0: no formula reduces groups
+    rolls: tuple[tuple[Fraction, int], ...] = ()  # by how much formulas roll rows: a share of cols, and columns
     numbers_columns: bool = False  # a formula finds a column, or takes the element of one, by its number in float32
     elem_totals: tuple[str, ...] = ()  # scalar outputs whose total adds the columns too; the others add row values
     file: str = ""
@@ -424,8 +426,14 @@ class Spec:
 
     @cached_property
     def whole_cols(self) -> int:
-        """The least number of columns that are whole groups: cols are a multiple of it."""
-        return math.lcm(*self.groups)
+        """The least number of columns that are whole groups, and whole parts: cols are a multiple of it."""
+        return math.lcm(*self.divisors)
+
+    @cached_property
+    def divisors(self) -> tuple[int, ...]:
+        """What cols are multiples of: groups, and the parts that rows are rolled by."""
+        parts = math.lcm(*(share.denominator for share, _ in self.rolls))
+        return (*self.groups, *([parts] if parts > 1 else []))
 
     @property
     def has_heads(self) -> bool:

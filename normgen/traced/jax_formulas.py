@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -122,6 +123,10 @@ class JaxArithmetic:
             groups = row.reshape(row.shape[0], -1, group)
             return jnp.broadcast_to(_reduced(name, groups), groups.shape).reshape(row.shape)
         return _reduced(name, row)
+
+    def roll(self, arg: Array, share: Fraction, by: int) -> Array:
+        """Along the row; a value of the whole row, and a number, is the same everywhere."""
+        return jnp.roll(arg, int(self.cols * share) + by, -1) if arg.ndim else arg
 
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""

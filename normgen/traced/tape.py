@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from normgen.dtypes import DType
@@ -82,6 +83,9 @@ class Tape:
         if name == "sum" and not group:
             self._sums[place] = arg
         return place
+
+    def roll(self, arg: int, share: Fraction, by: int) -> int:
+        return self.noted(lambda do, v: do.roll(v[arg], share, by), arg)
 
     def without_unused(self, wanted: Collection[int]) -> tuple[Step, ...]:
         """The steps, of which those that nobody asks for do nothing: sums whose mean alone is."""

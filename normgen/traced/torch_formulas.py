@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -114,6 +115,11 @@ class TorchArithmetic:
             groups = row.reshape(row.shape[0], -1, group)
             return _reduced(name, groups).expand(groups.shape).reshape(row.shape)
         return _reduced(name, row)
+
+    def roll(self, arg: Tensor, share: Fraction, by: int) -> Tensor:
+        """Along the row; a value of the whole row, and a number, is the same everywhere."""
+        columns = self.cols * share.numerator // share.denominator + by
+        return torch.roll(arg, columns, -1) if arg.ndim else arg
 
     def sum_rows(self, arg: Tensor, row: Tensor | None = None) -> Tensor:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""

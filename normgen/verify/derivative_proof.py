@@ -36,6 +36,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -369,6 +370,10 @@ class _ChainRule:
             share = np.where(of(arg.value) == value, arg.slope, 0.0)  # their mean or sum: whether it is finite counts
             return _Dual(value, self.plain.reduce("sum", share, group))
         return _Dual(value, self.plain.reduce(name, arg.slope, group))
+
+    def roll(self, arg: _Dual, share: Fraction, by: int) -> _Dual:
+        slope = None if arg.slope is None else self.plain.roll(np.asarray(arg.slope), share, by)
+        return _Dual(self.plain.roll(arg.value, share, by), slope)
 
     def sum_rows(self, arg: _Dual, row: _Dual | None = None) -> _Dual:
         raise NotImplementedError("a loss is made of rows")

@@ -64,6 +64,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -386,6 +387,16 @@ class Float32Error:
         least = np.asarray(arg.least)
         least = least.sum(axis=1, keepdims=True) if least.shape[-1:] == (self.cols,) else self.cols * least
         return found.from_least({"sum": least, "mean": least / self.cols, "absmax": 0.0}.get(name, -math.inf))
+
+    def roll(self, arg: Bounded, share: Fraction, by: int) -> Bounded:
+        """Nothing is computed: each element has the bound that it has in its own column."""
+        exact = Float64(cols=self.cols)
+        least = exact.roll(np.asarray(arg.least), share, by)
+        error = None if arg.error is None else exact.roll(arg.error, share, by)
+        held = None if arg.exact is None else exact.roll(arg.exact, share, by) > 0
+        return Bounded(
+            exact.roll(arg.value, share, by), error, least, is_whole=arg.is_whole, exact=held, is_loose=arg.is_loose
+        )
 
     def _over_inner(self, name: str, arg: Bounded) -> Bounded:
         shape, least = arg.value.shape, in_lines(np.broadcast_to(arg.least, arg.value.shape))

@@ -13,6 +13,7 @@ import ast
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -67,6 +68,7 @@ class Arithmetic(Protocol[V]):
     def cast(self, a: V, dtype: DType) -> V: ...
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V, group: int = 0) -> V: ...
+    def roll(self, arg: V, share: Fraction, by: int) -> V: ...
     def sum_rows(self, arg: V, row: V | None = None) -> V: ...
     def dot(self, a: V, b: V, over: Kind | None = None) -> V: ...
 
@@ -207,6 +209,10 @@ class Float64:
         total = row.sum(axis=-1, keepdims=True)
         return np.asarray(total / self.cols if name == "mean" else total)
 
+    def roll(self, arg: Array, share: Fraction, by: int) -> Array:
+        """Along the row, by a share of its columns and `by` of them; a value of the whole row stays."""
+        return np.roll(arg, columns_of(share, by, self.cols), axis=-1) if arg.ndim else arg
+
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         every = arg if row is None or arg.ndim == WITH_INNER else spread_over_rows(arg, len(row))
@@ -215,6 +221,14 @@ class Float64:
     def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
         """Σ a b over an axis; None: the one of inner and cols that both have, as in a formula."""
         return product(a, b, over or summed_axis(a, b))
+
+
+def columns_of(share: Fraction, by: int, cols: int) -> int:
+    """share * cols + by. Raises ValueError where a row has no such share."""
+    found = share * cols + by
+    if found.denominator != 1:
+        raise ValueError(f"a row of {cols} columns has no {share} of them")
+    return int(found)
 
 
 def spread_over_row(arg: Array, cols: int) -> Array:
@@ -301,6 +315,9 @@ class Evaluation(Generic[V]):
                 (name, formula) = (self._open[-1], self.formulas[self._open[-1]])
                 places = [call.col_offset for call in _draws(parse(formula, self.file))]
                 return self.value(f"random {name} {places.index(node.col_offset)}")
+            case ast.Call(func=ast.Name(id="roll"), args=[arg, columns], keywords=[]):
+                share, by = self._columns(columns)
+                return do.roll(self._walk(arg), share, int(by))
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self._call(name, args)
         raise self._error(
@@ -363,6 +380,31 @@ class Evaluation(Generic[V]):
         do = self.arithmetic
         is_there = do.call("==", self.value("col"), index)
         return do.reduce("sum", do.call("where", is_there, x, do.constant(0.0)))
+
+    def _columns(self, node: ast.expr) -> tuple[Fraction, Fraction]:
+        """(a, b) of a * cols + b."""
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return Fraction(0), Fraction(str(number))
+            case ast.Name(id="cols"):
+                return Fraction(1), Fraction(0)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                share, by = self._columns(operand)
+                return -share, -by
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self._columns(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                (a, b), (c, d) = self._columns(left), self._columns(right)
+                match op:
+                    case ast.Add():
+                        return a + c, b + d
+                    case ast.Sub():
+                        return a - c, b - d
+                    case ast.Mult() if not (a and c):
+                        return a * d + b * c, b * d
+                    case ast.Div() if d and not c:
+                        return a / d, b / d
+        raise self._error("the k of roll(x, k) is made of numbers and cols", received=ast.unparse(node))
 
     def _exponent(self, node: ast.expr) -> float:
         match node:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
+from fractions import Fraction
 from typing import Generic, Protocol, TypeVar
 
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.functions import INFINITY, Index, cast, name_of
+from normgen.program.functions import INFINITY, Index, cast, name_of, roll
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.monoid import DOT
 from normgen.program.ordered import Ordered, steps
@@ -111,6 +112,10 @@ class ProgramWalk(Generic[V]):
             return self._product(expr)
         if isinstance(expr, cast):
             return self.arithmetic.cast(self._expr(expr.args[0]), expr.dtype)
+        if isinstance(expr, roll):
+            value, by = expr.args
+            share = by.coeff(COLS)
+            return self.arithmetic.roll(self._expr(value), Fraction(share.p, share.q), int(by - share * COLS))
         name = name_of(expr)
         if name is None:
             raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))

@@ -28,6 +28,7 @@ from normgen.program.functions import (
     divide_by_remainder,
     name_of,
     reciprocal_approximate,
+    roll,
 )
 from normgen.program.ir import COLS, INNER, Column, Load, Map, Random, Reduce, RowProgram, Store, kind_of, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
@@ -64,6 +65,9 @@ def evaluate(
             match statement:
                 case Load(of=of, index=index) if index:
                     run.values[symbol(statement.name)] = run.taken(of, run.values[symbol(index)])
+                case Load(name=name, kind=kind, of=of, roll=sp.Expr() as columns, group=group):
+                    found = np.roll(run.given(of, kind, group), int(columns.subs(COLS, run.cols)), axis=-1)
+                    run.values[symbol(name)] = found
                 case Load(name=name, kind=kind, of=of, column=column, group=group):
                     found = run.element(of, column, group) if of else run.given(name, kind, group)
                     run.values[symbol(name)] = found
@@ -252,6 +256,8 @@ def evaluate_expr(expr: sp.Expr, values: Mapping[sp.Symbol, Array]) -> Array:
     if isinstance(expr, Ordered):
         return _ordered([(sign, evaluate_expr(operand, values)) for sign, operand in steps(expr)])
     args = [evaluate_expr(arg, values) for arg in expr.args if not isinstance(arg, Stored)]
+    if isinstance(expr, roll):
+        return np.roll(args[0], int(args[1]), axis=-1)
     if expr.is_Pow:
         return _power(args[0], expr.exp, args[1])
     if expr.is_Add or expr.is_Mul or isinstance(expr, sp.Max | sp.Min):

@@ -277,6 +277,19 @@ WORKS: dict[str, Asked] = {
     "a path dropped in each batch": asked(
         "x input, r input, keep batch_input, y output", "y = where(keep, x / 0.9, 0) + r", gradients="dx dr"
     ),
+    "QK norm, then RoPE of halves": asked(
+        "x input, w parameter, c batch_parameter, s batch_parameter, y output",
+        "n = x * rsqrt(mean(x * x) + 1e-6) * w; y = n * c + where(col < cols / 2, -1, 1) * roll(n, cols / 2) * s",
+        gradients="dx dw dc ds",
+    ),
+    "QK norm, then RoPE of neighbours": asked(
+        "x input, w parameter, c batch_parameter, s batch_parameter, y output",
+        "n = x * rsqrt(mean(x * x) + 1e-6) * w; y = n * c + where(col % 2 == 0, -roll(n, -1), roll(n, 1)) * s",
+        gradients="dx dw dc ds",
+    ),
+    "a token shift of three taps": asked(
+        "x input, a parameter, b parameter, y output", "y = x + a * roll(x, 1) + b * roll(x, -1)", gradients="dx da db"
+    ),
     "RMSNorm, then RoPE: the halves of a row are two inputs": asked(
         "a input, b input, c input, s input, ya output, yb output",
         "r = rsqrt((sum(a * a) + sum(b * b)) / (2 * cols) + 1e-6);"
@@ -360,7 +373,7 @@ REFUSED: dict[str, Asked] = {
         "x input, c input, s input, y output",
         "y = x * c + rotate_half(x) * s",
         refused="unknown function 'rotate_half'",
-        hint="not supported: other columns of a row",
+        hint="write where(col < cols / 2, -1, 1) * roll(x, cols / 2)",
     ),
     "column sum, by a role": asked(
         "x input, y column_output", "y = sum(x)", refused="unknown role", hint="not supported: sums over the rows"
@@ -369,7 +382,7 @@ REFUSED: dict[str, Asked] = {
         "x input, y output",
         "y = sum(x, axis=0)",
         refused="sum takes 1 argument",
-        hint="a reduction runs over the columns of each row; total(x) adds all rows",
+        hint="not supported: sums over the rows",
     ),
     "column sum, by a function": asked(
         "x input, y output", "y = sum_rows(x)", refused="unknown function", hint="not supported: sums over the rows"

@@ -140,7 +140,7 @@ NO_WAY_OUT = "a refusal without a hint"
         ("row % y", "x - n * floor(x / n)"),
         ("max(x, 100)", "max(x, 32)"),
         ("clamp(x)", "clamp(x, low, high) is minimum(maximum(x, low), high)"),
-        ("mean(x, axis=0)", "a reduction runs over the columns"),
+        ("mean(x, axis=-1)", "write mean(x): a reduction runs over the columns"),
         ("cast(x, 3)", "cast(x, bf16)"),
         ("+".join(["x"] * 2000), "give a part a name of its own"),
         ("-" * 150 + "x", "give a part a name of its own"),
@@ -261,7 +261,40 @@ def test_a_slip_has_what_was_meant(name: str, meant: str) -> None:
     assert f"did you mean '{meant}'?" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("name", ["mean_rows", "sum_rows", "var_rows", "max_batch"])
-def test_reductions_over_rows_are_told_from_those_over_columns(name: str) -> None:
-    assert "sums over the rows of a column" in str(instead_of_function(name))
-    assert str(instead_of_function("mean_cols")).startswith("write mean(x): a reduction runs over the columns")
+_OVER_ROWS = (
+    "mean_rows(x)",
+    "var_rows(x)",
+    "mean_over_rows(x)",
+    "colsum(x)",
+    "batch_mean(x)",
+    "batch_norm(x)",
+    "mean(x, axis=0)",
+    "var(x, dim=0)",
+    "mean(x, 0)",
+    "x.mean(0)",
+    "x.sum(axis=0)",
+)
+
+
+@pytest.mark.parametrize("text", _OVER_ROWS)
+def test_a_sum_over_rows_names_the_two_specs_that_say_it(text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_formula(f"x - {text}")
+    hint = str(refused.value.hint)
+    assert "sums over the rows of a column" in hint
+    assert "two specs" in hint
+    assert "did you mean" not in hint
+
+
+@pytest.mark.parametrize("text", ["mean_cols(x)", "rowmean(x)", "mean(x, axis=-1)", "mean(x, 1)", "x.mean(-1)"])
+def test_a_reduction_of_each_row_is_written_without_its_axis(text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_formula(text)
+    assert str(refused.value.hint).startswith("write mean(x): a reduction runs over the columns")
+
+
+@pytest.mark.parametrize("text", ["cumsum(x)", "cumsum(x, -1)", "x.cumsum(-1)", "prefix_sum(x)", "logcumsumexp(x)"])
+def test_scans_are_refused_with_what_an_element_is_made_of(text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_formula(text)
+    assert str(refused.value.hint).startswith("not supported: scans along a row; an element is made of")

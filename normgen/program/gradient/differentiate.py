@@ -9,9 +9,10 @@
 Rules. elem -> row fan-in is a row reduction, elem -> groups one over groups, elem -> col fan-in a column reduction; the
 cotangent of a row or of groups is broadcast to the elems that it sums. The gradient of a tensor of one number is a
 total: the cotangent of a scalar value is kept as the row values that it is the sum of. The scalars of a call have no
-gradient. The gradients of a contraction's sides are contractions: of y = x @ w they are dx = Σ_cols dy w and
-dw = Σ_rows x dy. A maximum of a row passes no gradient, and that is proven: its cotangent must cancel to 0, as it does
-in softmax, where the maximum only shifts. The elements that are the extremum of a group of columns share its gradient.
+gradient. The gradient of roll(x, k) is roll(dy, -k). The gradients of a contraction's sides are contractions: of
+y = x @ w they are dx = Σ_cols dy w and dw = Σ_rows x dy. A maximum of a row passes no gradient, and that is proven:
+its cotangent must cancel to 0, as it does in softmax, where the maximum only shifts. The elements that are the extremum
+of a group of columns share its gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import INFINITY, divide, equal, unequal, where
+from normgen.program.functions import INFINITY, divide, equal, roll, unequal, where
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.defined import Defined
@@ -33,6 +34,7 @@ from normgen.program.gradient.derivative import derivative
 from normgen.program.gradient.inner_sums import InnerSums
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, monomial, raised
 from normgen.program.gradient.normalised import fresh, name_terms
+from normgen.program.gradient.rolled import Rolled
 from normgen.program.gradient.shared_terms import share_terms
 from normgen.program.gradient.writer import GradientWriter
 from normgen.program.ir import (
@@ -221,6 +223,7 @@ class _Reverse:
             named=self.named,
             fresh=lambda wanted: fresh(wanted, self.taken),
         )
+        self.rolled = Rolled(self.forward, self.algebra, lambda wanted: fresh(wanted, self.taken))
         self.cotangents: dict[str, Poly] = {}
         self.active = self._active()
         self.maps = {s.name: s for s in self.forward if isinstance(s, Map) and s.kind.within_row}
@@ -258,7 +261,8 @@ class _Reverse:
             self._through_reduce(statement)
 
     def writer(self) -> GradientWriter:
-        return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.dots, self.taken)
+        forward = (*self.forward, *self.rolled.maps)
+        return GradientWriter(self.algebra, forward, self.loaded, self.named, self.dots, self.taken)
 
     def given(self) -> tuple[sp.Symbol, ...]:
         """The cotangents that have a name: those of the outputs, and those of values."""
@@ -276,6 +280,9 @@ class _Reverse:
         if not cotangent or statement.name not in self.active:
             return
         expr = opened(statement.expr)
+        if isinstance(expr, roll):
+            self._fan_in(expr.args[0].name, self.rolled.poly(cotangent, -expr.args[1]), from_kind=Kind.ELEM)
+            return
         expr = expr.replace(where, self._where) if expr.has(where) else expr
         dependencies = self._dependencies(replace(statement, expr=expr))
         locals_ = {n: self.algebra.poly(derivative(expr, symbol(n))) for n in dependencies}

@@ -13,6 +13,7 @@ from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.quotients import divide_by_remainders
 from normgen.program.rewrites.reductions import softmax, variance
+from normgen.program.rewrites.rolls import is_rolled, rolls_to_loads
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
 from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Variance
@@ -60,6 +61,8 @@ def passed(program: RowProgram, choices: Choices, *, means: bool = True) -> list
     steps = [("lower", check(program))]
     if program.dots:
         steps.append(("factors leave sums", check(factors_leave(program))))
+    if is_rolled(program):
+        steps.append(("rolls to loads", check(rolls_to_loads(program))))
     for name, rewrite in passes(choices, means=means):
         steps.append((name, check(rewrite(steps[-1][1]))))
     return steps
