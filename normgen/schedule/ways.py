@@ -109,7 +109,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
         if problem.cols // vector <= 256:
             return  # nor by narrower accesses
         held = PLAIN.varied(hold=Hold.REGISTERS, unroll=0, vector=vector, edges=edges, load=load)
-        shapes = itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
+        shapes = itertools.product((128, 256, 512), KNOBS["parts"].forward[1:])
         cuts = [held.varied(threads_per_row=threads, parts=parts) for threads, parts in shapes]
         short = [s for s in cuts if steps_per_lane(problem, s) <= (1 if few else 2)]
         yield from sorted(short, key=rank)
