@@ -566,6 +566,13 @@ class Plan:
         """hold = hybrid: the steps whose vectors wait in registers."""
         return register_steps(self.problem, self.schedule)
 
+    def turns_back(self, look: int) -> bool:
+        """Whether a look at a row that is read again begins where the one before it ended: L2 still holds that part.
+
+        Of rows that the whole grid shares; those of other kernels lie in L2, or there are many beside each other.
+        """
+        return self.meeting is not None and look % 2 == 1
+
     @property
     def unroll(self) -> int:
         """Steps per loop trip, 0 for all, where the row does not wait in registers as a whole."""
