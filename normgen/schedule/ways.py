@@ -32,6 +32,7 @@ from normgen.schedule.legality import (
     keeps_values,
     reduces_rows,
 )
+from normgen.schedule.meeting import together
 from normgen.schedule.plan import (
     WARP,
     held_bytes_per_thread,
@@ -69,6 +70,7 @@ STREAMED_BYTES, LONG_BYTES = 48 << 20, 200 << 20
 
 def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
     """The best first; not all are legal. How reductions are computed is said where a way was timed so alone."""
+    yield from together(problem, device)
     if problem.sums_rows:
         yield from _with_columns(problem, device)
         return
