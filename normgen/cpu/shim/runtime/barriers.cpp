@@ -120,7 +120,7 @@ NORMGEN_API void normgen_cpu_await_turn(const unsigned* counter, unsigned before
   fiber.counter = counter;
   fiber.before = before;
   while (*counter >> 31 == before) park(Wait::kCounter, pc);
-  rely_on_counter(address);
+  rely_on_counter(address, before != 0);
 }
 
 NORMGEN_API void normgen_cpu_syncthreads() {

@@ -38,6 +38,7 @@ struct Release {  // what an update of a counter tells
   uint64_t cluster_clock, clock, thread;
   Fence reached;                 // what barriers put in front of it, fenced or not
   std::vector<uint64_t> fenced;  // by thread of the cluster: up to which clock it tells of that thread; or empty
+  bool turn;                     // the counter's top bit behind it
 };
 
 struct Acquire {  // an update of a counter by the cluster that runs, which has seen the counter's first releases
@@ -311,7 +312,7 @@ void check_cells(int region_index, uintptr_t address, size_t bytes, int access, 
 }
 
 // An update of a counter: it tells what the fences before it cover, and knows what the updates before it told.
-void meet_at_counter(uintptr_t address) {
+void meet_at_counter(uintptr_t address, bool turn) {
   if (cells == nullptr) return;
   Past& past = pasts[make_past(cell_at(address))];
   if (past.record < 0) {
@@ -322,14 +323,19 @@ void meet_at_counter(uintptr_t address) {
   const Fiber& fiber = *machine.current;
   if (!releases.empty()) acquires.push_back(Acquire{my_stamp(), past.record, releases.size()});
   const Fence reached = fence_now(fiber);
-  releases.push_back(Release{machine.cluster_clock, reached.clock, fiber.stamp_thread, reached, fenced_before(fiber)});
+  releases.push_back(Release{machine.cluster_clock, reached.clock, fiber.stamp_thread, reached, fenced_before(fiber), turn});
 }
 
-// A read of a counter: it knows what the updates before it told.
-void rely_on_counter(uintptr_t address) {
+// A read that waits for the top bit of a counter to turn: it knows what the updates up to that one told. Those behind it
+// may have come before this thread looked, or not.
+void rely_on_counter(uintptr_t address, bool before) {
   if (cells == nullptr) return;
   const int record = pasts[make_past(cell_at(address))].record;
-  if (record >= 0) acquires.push_back(Acquire{my_stamp(), record, records[record].size()});
+  if (record < 0) return;
+  const std::vector<Release>& releases = records[record];
+  size_t known = releases.size();
+  while (known > 1 && releases[known - 2].turn != before) --known;
+  acquires.push_back(Acquire{my_stamp(), record, known});
 }
 
 // A fence behind acquires: this thread may rely on them, and so may whoever comes after the fence.

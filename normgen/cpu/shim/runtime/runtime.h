@@ -313,8 +313,8 @@ void poison_shared(Block& block);
 void start_global_launch();
 void start_global_cluster(int first_block);
 void check_cells(int region, uintptr_t address, size_t bytes, int access, uintptr_t pc);
-void meet_at_counter(uintptr_t address);
-void rely_on_counter(uintptr_t address);
+void meet_at_counter(uintptr_t address, bool turn);
+void rely_on_counter(uintptr_t address, bool before);
 void acquire_counters(Fiber& fiber);
 
 // fences.cpp
