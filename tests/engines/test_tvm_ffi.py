@@ -23,6 +23,7 @@ from normgen.engines import tvm_ffi
 from normgen.engines.tvm_ffi import beside_header, described, image_of, of_machine_code
 from normgen.errors import UsageError
 from normgen.export.groups import groups_of
+from normgen.schedule.schedule import Schedule
 from normgen.export.header import Halves, halves
 from normgen.problem.tensors import TensorUse
 from normgen.records.record import Record
@@ -225,6 +226,10 @@ OTHERS: dict[str, tuple[Record, Call]] = {
     "in place": (record("add_rmsnorm", shape="64x512", in_place={"h": "residual", "y": "x"}), Call(rows=64, cols=512)),
     "groups": (record("rmsnorm_to_fp8_group", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a persistent grid of clusters": (CLUSTERS, Call(rows=4096, cols=131072, null=frozenset({"rstd"}))),
+    "blocks that share rows": (
+        record("softmax", shape="4x65536", schedule=Schedule(threads_per_row=64, parts=6, vector=4, persistent=1)),
+        Call(rows=4, cols=65536),
+    ),
     "a product": (record("linear", shape="64x256", inner=128), Call(rows=64, cols=256, inner=128)),
 }
 
