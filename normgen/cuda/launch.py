@@ -26,7 +26,7 @@ _PORTABLE_CLUSTER = 8
 
 
 def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any]:
-    """The attributes of a launch through cuLaunchKernelEx: clusters, blocks that wait for each other, an early start."""
+    """Attributes of a launch through cuLaunchKernelEx: clusters, blocks that wait for each other, an early start."""
     ids, attributes = bindings.CUlaunchAttributeID, []
     if launch.cooperates:
         together = bindings.CUlaunchAttribute()

@@ -358,7 +358,9 @@ def meeting(problem: Problem, s: Schedule, device: Device) -> str | None:
     if not s.persistent:
         return "blocks of a grid that share a row must be resident together, whatever rows is: persistent >= 1"
     if s.parts > min(s.persistent * device.sm_count, MOST_TOGETHER):
-        return f"{s.parts} blocks share a row: no more than {s.persistent} for each of {device.sm_count} SMs are resident"
+        return (
+            f"{s.parts} blocks share a row: no more than {s.persistent} for each of {device.sm_count} SMs are resident"
+        )
     if s.persistent > max(1, s.blocks_per_sm):
         return f"{s.persistent} blocks an SM are resident for certain by a launch bound: blocks_per_sm >= persistent"
     if s.persistent * (shared_bytes(problem, s) + BLOCK_SHARED) > device.shared_per_sm:

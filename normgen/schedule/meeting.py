@@ -118,13 +118,13 @@ def _usual(problem: Problem, device: Device) -> Iterator[Schedule]:
 def shared_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Cuts of rows among resident blocks, and places for them to wait; not all are legal."""
     for (per_sm, threads), parts in itertools.product(BLOCKS, _parts(problem, device)):
-        cut = Schedule(
+        wanted = Schedule(
             threads_per_row=threads,
             parts=parts,
             persistent=per_sm,
             blocks_per_sm=per_sm if per_sm > 1 else 0,
         )
-        cut = _widest(problem, cut, device)
+        cut = _widest(problem, wanted, device)
         if cut is None or refusal(problem, cut.varied(hold=Hold.RELOAD), device, (*CUT, persistent)) is not None:
             continue
         held, shared = cut.varied(hold=Hold.REGISTERS, unroll=0), cut.varied(hold=Hold.SHARED, unroll=4)

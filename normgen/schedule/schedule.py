@@ -193,8 +193,8 @@ class Schedule:
 
     @property
     def strategy(self) -> str:
-        """thread_per_row, warp_per_row, block_per_row, cluster_per_row, blocks_per_row or block_per_part, as reports name
-        it; of a contraction block_per_tile.
+        """thread_per_row, warp_per_row, block_per_row, cluster_per_row, blocks_per_row or block_per_part, as reports
+        name it; of a contraction block_per_tile.
         """
         if self.tile_m:
             return "block_per_tile"

@@ -42,14 +42,19 @@ FORWARD: dict[str, Case] = {
     "layernorm in registers": (problem("layernorm", "5x1536"), HELD),
     "layernorm in shared memory": (problem("layernorm", "5x1536"), replace(THREE, hold="shared", unroll=2)),
     "layernorm guarded": (problem("layernorm", "7x1536", "bf16"), replace(HELD, vector=8, variance="guarded")),
+    "states of one number, then of two": (
+        problem("layernorm", "5x1536"), replace(HELD, variance="corrected_two_pass")
+    ),
     "two groups that walk": (
         problem("rmsnorm", "7x1024"), replace(HELD, parts=2, persistent=2, blocks_per_sm=2)
     ),
     "three blocks an SM": (problem("rmsnorm", "9x1024"), replace(HELD, parts=4, persistent=3, blocks_per_sm=3)),
-    "more parts than vectors a thread": (problem("rmsnorm", "3x1536"), replace(HELD, parts=10, persistent=3, blocks_per_sm=3)),
+    "ten parts": (problem("rmsnorm", "3x1536"), replace(HELD, parts=10, persistent=3, blocks_per_sm=3)),
     "a ragged tail": (problem("layernorm", "5x1531", pitch=1532), replace(HELD, edges="masked")),
     "rows that shift": (problem("softmax", "5x1531"), replace(THREE, edges="peel")),
-    "the next row by cp.async": (problem("rmsnorm", "7x1536"), replace(THREE, hold="shared", copy="cp_async", stages=2)),
+    "the next row by cp.async": (
+        problem("rmsnorm", "7x1536"), replace(THREE, hold="shared", copy="cp_async", stages=2)
+    ),
     "the next row by bulk copies": (problem("rmsnorm", "7x1536"), replace(HELD, copy="bulk", stages=2, params="kept")),
     "the next row in registers": (problem("rmsnorm", "7x1536"), replace(HELD, stages=2)),
     "losses": (problem("cross_entropy", "7x1500"), replace(THREE, softmax="online")),
@@ -120,6 +125,13 @@ def test_a_launch_has_whole_groups_and_no_more_blocks_than_are_resident(parts: i
         assert blocks >= parts * min(rows, 1)
         assert blocks // parts * TICKET_BYTES <= module.workspace.fixed
         assert module.workspace_bytes(rows=rows, sm_count=132) == module.workspace.fixed + blocks * 2 * 4
+
+
+def test_a_grid_whose_rows_shift_is_no_larger_than_what_is_resident() -> None:
+    """A grid of one block a row would have a multiple of the vector's elements of them: eight groups here, not one."""
+    schedule = Schedule(threads_per_row=64, parts=132, persistent=1, vector=4, edges="peel")
+    (kernel,) = emit(problem("softmax", "9x65537"), schedule).kernels
+    assert kernel.launch.grid(rows=9, sm_count=132) == 132
 
 
 def test_sums_over_rows_have_a_partial_row_for_each_group_behind_the_counters() -> None:

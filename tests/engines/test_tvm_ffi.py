@@ -23,11 +23,11 @@ from normgen.engines import tvm_ffi
 from normgen.engines.tvm_ffi import beside_header, described, image_of, of_machine_code
 from normgen.errors import UsageError
 from normgen.export.groups import groups_of
-from normgen.schedule.schedule import Schedule
 from normgen.export.header import Halves, halves
 from normgen.problem.tensors import TensorUse
 from normgen.records.record import Record
 from normgen.report.readme import ROOT
+from normgen.schedule.schedule import Schedule
 
 from ..export.cases import layernorm_records, record
 from ..export.driven import ROWS_PER_BATCH, WORKSPACE, Call, expected, scalar

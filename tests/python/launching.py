@@ -192,7 +192,7 @@ _CELLS = {
 
 
 class LauncherCpu(Cpu):
-    """The CPU, whose known calls the launcher repeats; `seen`: grid, threads, shared, cluster, how it starts, stream."""
+    """The CPU, whose known calls the launcher repeats; `seen`: grid, threads, shared, cluster, how, stream."""
 
     def __init__(self, library: Path) -> None:
         super().__init__()

@@ -278,7 +278,9 @@ def test_a_launch_that_the_driver_refuses_raises_what_it_is(norm: Kernel, device
         {"parts": 3, "persistent": 1, "threads_per_row": 32},
     ],
 )
-def test_clusters_early_starts_and_blocks_that_wait_for_each_other_reach_the_driver(knobs: dict[str, Any], device: LauncherCpu) -> None:
+def test_clusters_early_starts_and_blocks_that_wait_for_each_other_reach_the_driver(
+    knobs: dict[str, Any], device: LauncherCpu
+) -> None:
     schedule = replace(Schedule(), **knobs)
     norm = handle.kernel("layernorm", shape=(3, 1024), device="cpu", schedule=schedule)
     draw = np.random.default_rng(3)

@@ -1,8 +1,8 @@
 """Blocks of the grid share a row, as many as are resident: they exchange states through memory.
 
 Where a cluster of 16 blocks reads a row of 4 M elements for as long as its 16 SMs can, all SMs read it here. The blocks
-of a group walk rows together, so that a launch has no more blocks than are resident at a time: each waits for the others
-(a cooperative launch, which the driver refuses where they are not).
+of a group walk rows together, so that a launch has no more blocks than are resident at a time: each waits for the
+others (a cooperative launch, which the driver refuses where they are not).
 """
 
 from __future__ import annotations
