@@ -10,6 +10,7 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.files.names import Part, name_part
 
 MOST_BLOCKS = 2**31 - 1  # of a grid in x, on every GPU
+MOST_TOGETHER = 1024  # blocks of a launch that meet in memory: seven for each SM of the largest GPU
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -303,8 +303,8 @@ class Access(Tensors):
         return self._walker_of("gridDim.x")
 
     def _walker_of(self, block: str) -> str:
-        if self.plan.schedule.parts > 1 and block == "blockIdx.x":
-            return "blockIdx.x / kParts"
+        if self.plan.schedule.parts > 1:
+            return f"{block} / kParts"
         return f"{block} / kCluster" if self.plan.schedule.row_cluster > 1 else block
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from normgen.codegen.access import EDGE, Access, asking, policy
 from normgen.codegen.chain import (
     AT_END,
@@ -74,7 +77,12 @@ class MainKernel:
             key = self.access.divisor
             params.append(Param(name=f"{key}_inverse", ctype="unsigned long long", source=Source.INVERSE, key=key))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars]
-        return (*params, *self.columns.params())
+        return (*params, *self.behind_exchange(self.columns.params()), *self.exchange.params())
+
+    def behind_exchange(self, params: Iterable[Param]) -> list[Param]:
+        """Parameters of the sums over rows: their part of the workspace lies behind the counters of the exchange."""
+        counters = self.plan.meeting.fixed_bytes if self.plan.meeting else 0
+        return [replace(p, offset=p.offset + counters) if p.source is Source.WORKSPACE else p for p in params]
 
     @property
     def name(self) -> str:
@@ -99,6 +107,7 @@ class MainKernel:
             min_blocks=1 if plan.sums else 0,
             by_batch=plan.walks_batches,
             dependent=s.chained,
+            cooperates=plan.meeting is not None,
         )
 
     @property
@@ -107,12 +116,16 @@ class MainKernel:
 
     @property
     def workspace(self) -> Workspace:
-        sums = self.plan.sums
-        if sums is None:
-            return Workspace()
-        return Workspace(
-            fixed=sums.fixed_bytes, column=sums.column_bytes, block=sums.block_bytes, batch=sums.batch_bytes
-        )
+        sums, meeting = self.plan.sums, self.plan.meeting
+        found = Workspace()
+        if sums is not None:
+            found = Workspace(
+                fixed=sums.fixed_bytes, column=sums.column_bytes, block=sums.block_bytes, batch=sums.batch_bytes
+            )
+        if meeting is None:
+            return found
+        fixed, block = found.fixed + meeting.fixed_bytes, found.block + meeting.block_bytes
+        return replace(found, fixed=fixed, block=block)
 
     def kernels(self) -> list[tuple[Kernel, KernelText]]:
         """This one, and the one that finishes its sums over rows."""
@@ -127,7 +140,8 @@ class MainKernel:
                 config={"Chain": self.chain},  # the parameters' types ask for it
                 body=pruned(second.body),
             )
-            found.append((second.kernel, text))
+            params = tuple(self.behind_exchange(second.kernel.params))
+            found.append((replace(second.kernel, params=params), text))
         return found
 
     def declared(self, param: Param) -> str:
@@ -315,7 +329,7 @@ class MainKernel:
         return [*first, *arrival, *(statement for other in others for statement in other)]
 
     def epilogue(self) -> list[Statement]:
-        return [Gap(), *self.columns.epilogue(), *AT_END]
+        return [Gap(), *self.exchange.leave(), *self.columns.epilogue(), *AT_END]
 
     # ---- the whole ---------------------------------------------------------------------------------------------
 
@@ -376,6 +390,7 @@ class MainKernel:
         """What the kernel does, whatever its Config."""
         plan, s = self.plan, self.plan.schedule
         owner = "the blocks of a cluster own a row" if s.parts == 1 else "a block owns a part of a row"
+        owner = "blocks of the grid, all of them resident, own a row" if plan.meeting else owner
         owner = "a team of threads owns a row" if plan.has_team else owner
         reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
         reads = reads if plan.places == (Place.RELOAD,) else 1

@@ -88,7 +88,8 @@ class Looks:
             if self.plan.cut.edged and span == self.access.spans[-1]:
                 at_edge = self.look_at(look, EDGE, span.place)
                 walk = replace(walk, edge=[*at_edge.head, *at_edge.peek, *at_edge.move, *at_edge.elem, *at_edge.tail])
-            walks.append(replace(walk, comment="" if walks else comment, span=span))
+            backwards = span.place is Place.RELOAD and self.plan.turns_back(look)
+            walks.append(replace(walk, comment="" if walks else comment, span=span, backwards=backwards))
         return walks
 
     def kept_values(self) -> list[Statement]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from normgen.device import MOST_BLOCKS
+from normgen.device import MOST_BLOCKS, MOST_TOGETHER
 from normgen.errors import UsageError
 
 
@@ -64,6 +64,7 @@ class Launch:
     period: int = 1  # the blocks of a persistent grid are a multiple of it: a thread's rows all start at one alignment
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
     by_batch: bool = field(default=False, repr=False)  # each batch of rows has blocks of its own, all equally many
+    cooperates: bool = field(default=False, repr=False)  # its blocks wait for each other: all of them must be resident
     tiles: tuple[tuple[Source, int], ...] = field(default=(), repr=False)  # (size, of a tile): a block for each tile
 
     @property
@@ -101,7 +102,9 @@ class Launch:
             return self.blocks * shares
         tiles = -(-rows // shares // self.rows_per_block)
         if self.persistent:
-            most = max(1, self.persistent * sm_count // self.cluster // shares)
+            resident = self.persistent * sm_count
+            resident = min(resident, MOST_TOGETHER) if self.cooperates else resident
+            most = max(1, resident // (self.cluster * self.parts) // shares)
             tiles = min(tiles, max(self.period, most - most % self.period))
         return max(tiles, self.min_blocks) * self.cluster * self.parts * shares
 
@@ -196,5 +199,7 @@ class Module:
         said = repr((launches, self.workspace.fixed, self.workspace.block))
         batched = [kernel.launch.by_batch for kernel in self.kernels]
         said += f" {batched} {self.workspace.batch}" if any(batched) or self.workspace.batch else ""
+        cooperating = [kernel.launch.cooperates for kernel in self.kernels]
+        said += f" {cooperating} together" if any(cooperating) else ""
         tiles = [kernel.launch.tiles for kernel in self.kernels]
         return f"{said} {tiles}" if any(tiles) else said

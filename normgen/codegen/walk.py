@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from normgen.codegen.access import Access, Span
 from normgen.codegen.statements import Comment, Gap, If, Let, Statement, loop, when
@@ -32,6 +32,7 @@ class Walk:
     span    the steps that it walks
     also    a further condition of each step
     always  whether steps without a vector are walked, too
+    backwards  whether the last step comes first
     """
 
     comment: str = ""
@@ -45,6 +46,7 @@ class Walk:
     edge: Statements = ()
     also: str = ""
     always: bool = False
+    backwards: bool = False
     span: Span | None = None
 
     @property
@@ -67,6 +69,8 @@ class Walk:
         span = self.span
         first, last = (span.first, span.last or access.steps) if span else ("0", access.steps)
         walk = loop("step", last, body, first=first, unroll=span.unroll if span else UNROLL)
+        if self.backwards:
+            walk = replace(walk, head=f"for (int step = {last} - 1; step >= {first}; --step)")
         comment = [Comment(self.comment)] if self.comment else []
         edge = [If("has_edge", tuple(self.edge))] if self.edge else []
         return [Gap(), *comment, walk, *edge, Gap()]

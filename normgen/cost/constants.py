@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent / "devices"
 class Constants:
     """Times in µs; defaults are an H200's, by published latencies where not measured.
 
+    grid_exchange_us                that resident blocks take to exchange states through memory
     launch_us .. l2_over_dram       what `normgen calibrate` measures
     l2_over_dram                    L2 bandwidth in units of DRAM bandwidth
     sm_gb_per_s                     what one SM takes from L2: 64 bytes a clock, less what is lost
@@ -46,6 +47,7 @@ class Constants:
     shuffle_us: float = 0.018
     barrier_us: float = 0.015
     cluster_barrier_us: float = 0.18
+    grid_exchange_us: float = 3.0
     l2_over_dram: float = 1.26
     store_us: float = 0.2
     element_us: float = 0.003

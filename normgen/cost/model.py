@@ -27,6 +27,7 @@ from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
 from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Keep, Load, Params, ReduceWith, Softmax, Store, Variance
+from normgen.schedule.meeting import left_in_l2
 from normgen.schedule.plan import (
     held_bytes_per_thread,
     last_tiles,
@@ -159,7 +160,8 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
         )
     if s.reduce_with is ReduceWith.SHARED_TREE and s.threads_per_row <= 32:
         reduce *= 2
-    return reduce + (c.cluster_barrier_us if s.row_cluster > 1 else 0.0)
+    reduce += c.cluster_barrier_us if s.row_cluster > 1 else 0.0
+    return reduce + (c.grid_exchange_us if s.meets_in_memory else 0.0)
 
 
 def _rereads_l1(problem: Problem, s: Schedule) -> bool:
@@ -199,7 +201,8 @@ def _memory_us(
     is_found = s.row_order.descends and overflows_l2(problem.main_bytes, device)
     found = FOUND_IN_L2 * device.l2_bytes if is_found else 0.0
     moved = problem.compulsory_bytes / l2 if hot else (problem.compulsory_bytes - found) / min(dram, l2)
-    return (moved + (again + local) / l2) * narrow
+    missed = again * (1 - left_in_l2(problem, s, device, walkers=max(1, blocks // s.row_blocks)))
+    return (moved + missed / min(dram, l2) + (again - missed + local) / l2) * narrow
 
 
 def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:

@@ -38,6 +38,7 @@ _WAITS = {
     3: "wait in a named barrier",
     4: "wait for the cluster",
     5: "wait for an mbarrier",
+    6: "wait for a counter in memory",
 }
 _COLLECTIVE = re.compile(r"\b(?:__\w+_sync|__syncthreads|named_barrier)\b|\b\w+::(?:\w+::)*reduce\b|\b\w+\.shfl\w*")
 _SHARED_ARRAY = re.compile(r"__shared__[^;=]*?(\w+)\s*\[")

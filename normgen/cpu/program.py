@@ -21,6 +21,7 @@ from normgen.cpu.unit import text_name
 from normgen.errors import UsageError
 
 WORKSPACE = "the workspace"  # no tensor has a space in its name
+TOGETHER = 255  # blocks that are alive at a time (shim/runtime/runtime.h)
 CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
@@ -165,7 +166,7 @@ class Program:
             region_count=len(regions),
             grid=grid,
             threads=kernel.launch.threads,
-            cluster=kernel.launch.cluster,
+            cluster=grid if kernel.launch.cooperates else kernel.launch.cluster,
             dynamic_bytes=kernel.launch.shared_bytes,
             dependent=int(kernel.launch.dependent),
             ends=ends,
@@ -193,8 +194,14 @@ class Program:
 
 def _check_launch(kernel: Kernel, grid: int) -> None:
     launch = kernel.launch
+    if launch.cooperates and grid > TOGETHER:
+        raise UsageError(
+            f"the executor runs at most {TOGETHER} blocks that wait for each other",
+            received=f"{kernel.name}: {grid} blocks",
+            hint="fewer rows, or an sm_count with fewer blocks",
+        )
     legal = 1 <= launch.threads <= 1024 and 1 <= launch.cluster <= 16 and 0 <= launch.shared_bytes <= 256 * 1024
-    if not legal or grid % launch.cluster:
+    if not legal or grid % (launch.cluster * launch.parts):
         raise UsageError(
             "a launch has 1..1024 threads, whole clusters of 1..16 blocks and at most 256 KiB of shared memory",
             received=f"{kernel.name}: {grid} blocks, {launch}",

@@ -17,6 +17,8 @@ _HINTS = {
     "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel left its tensors; this process cannot use the GPU any more",
     "CUDA_ERROR_OUT_OF_MEMORY": "use a smaller shape, or free memory on this GPU",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin was compiled for another arch than this GPU's",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "blocks that share rows must all be resident, and this device, or what "
+    "runs on it beside them, leaves too few places: take a schedule with parts = 1",
     "CUDA_ERROR_INVALID_CONTEXT": "the stream and the kernel belong to different devices",
 }
 

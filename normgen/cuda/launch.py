@@ -26,8 +26,13 @@ _PORTABLE_CLUSTER = 8
 
 
 def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any]:
-    """The attributes of a launch through cuLaunchKernelEx: clusters, and an early start."""
+    """Attributes of a launch through cuLaunchKernelEx: clusters, blocks that wait for each other, an early start."""
     ids, attributes = bindings.CUlaunchAttributeID, []
+    if launch.cooperates:
+        together = bindings.CUlaunchAttribute()
+        together.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        together.value.cooperative = 1
+        attributes.append(together)
     if launch.cluster > 1:
         cluster = bindings.CUlaunchAttribute()
         cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -56,7 +61,8 @@ class LoadedKernel:
     @property
     def needs_attributes(self) -> bool:
         """Whether a launch goes through cuLaunchKernelEx."""
-        return self.kernel.launch.cluster > 1 or self.starts_early
+        launch = self.kernel.launch
+        return launch.cluster > 1 or launch.cooperates or self.starts_early
 
     def grid(self, rows: int, batches: int = 1, *, cols: int = 1, inner: int = 1, rows_per_batch: int = 0) -> int:
         """Blocks to launch for so many rows, of so many batches; of tiles for these cols and this inner, too.
@@ -308,11 +314,15 @@ class Bound:
             if answer[0]:
                 check(answer, f"launch {kernel.kernel.name} on {grid} blocks")
 
-    def launches(self) -> Iterator[tuple[int, int, int, int, bool, tuple[Param, ...]]]:
-        """Of each kernel: function, threads, cluster, shared bytes, whether it may start early, parameters."""
+    def launches(self) -> Iterator[tuple[int, int, int, int, int, tuple[Param, ...]]]:
+        """Of each kernel: function, threads, cluster, shared bytes, how it starts, parameters.
+
+        How: 1 where it may start early, 2 where its blocks wait for each other, 0 else.
+        """
         for kernel, _, _ in self._launches:
             launch, params = kernel.kernel.launch, kernel.kernel.params
-            yield kernel.handle, launch.threads, launch.cluster, launch.shared_bytes, kernel.starts_early, params
+            how = int(kernel.starts_early) | int(launch.cooperates) << 1
+            yield kernel.handle, launch.threads, launch.cluster, launch.shared_bytes, how, params
 
     def packed(self) -> tuple[bytes, bytes]:
         """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64)."""

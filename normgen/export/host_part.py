@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from normgen.codegen.module import Launch, Param, Source
 from normgen.codegen.spelling import mark
+from normgen.device import MOST_TOGETHER
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import answered
@@ -23,7 +24,7 @@ LONGEST_TERM = 105  # characters of a line of a table that stay together
 # The order of the template's struct Launch: what most kernels leave at its default comes last.
 LAUNCH = (
     *("threads", "rows_per_block", "dependent", "blocks"),
-    *("min_blocks", "persistent", "cluster", "parts", "shared_bytes", "period", "by_batch"),
+    *("min_blocks", "persistent", "cluster", "parts", "shared_bytes", "period"),
 )
 TILES = {size: f"tile_{size.value}" for size in (Source.ROWS, Source.COLS, Source.INNER)}  # behind the threads
 
@@ -78,6 +79,7 @@ class HostPart:
     workspace: bool
     workspace_sizes: tuple[str, ...]  # what its bytes depend on
     loops_clusters: bool  # some kernel is a persistent grid of clusters
+    cooperates: int  # blocks of a launch that wait for each other, at most; 0: none do
     batches: bool  # sums for each batch of rows: grids and workspaces grow with them
     shares: str  # the argument that says how many batches there are
     divides: bool  # kernels find the batch of a row themselves
@@ -158,6 +160,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         workspace=workspace,
         workspace_sizes=workspace_sizes,
         loops_clusters=any(c.main.launch.loops_clusters for c in compiled),
+        cooperates=MOST_TOGETHER if any(c.main.launch.cooperates for c in compiled) else 0,
         batches=problem.sums_batches,
         shares=shares,
         divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
@@ -233,8 +236,9 @@ def launch_values(launch: Launch) -> str:
     """The initialiser of the template's struct Launch, up to its last value that is not the default."""
     tiles, plain = dict(launch.tiles), Launch(threads=0)
     tiles |= {Source.ROWS: tiles[Source.ROWS_PER_BATCH]} if Source.ROWS_PER_BATCH in tiles else {}
-    values = [getattr(launch, name) for name in LAUNCH]
-    while values[-1] == getattr(plain, LAUNCH[len(values) - 1]):
+    names = (*LAUNCH, "cooperates" if launch.cooperates else "by_batch")  # no kernel is both
+    values = [getattr(launch, name) for name in names]
+    while values[-1] == getattr(plain, names[len(values) - 1]):
         values.pop()
     values[1:1] = [tiles.get(size, 0) for size in TILES] if tiles else []
     return ", ".join(str(value).lower() for value in values)
@@ -257,7 +261,7 @@ def _width(tensor: TensorUse) -> str:
 
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     packed = {t.dtype.packed for t in problem.tensors} - {1}
-    yield from (f"cols % {size} != 0" for size in sorted({*problem.spec.divisors, *packed}))
+    yield from (f"cols % {size} != 0" for size in dict.fromkeys((*problem.spec.divisors, *sorted(packed))))
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:

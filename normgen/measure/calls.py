@@ -22,6 +22,7 @@ import numpy as np
 from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
+from normgen.device import MOST_BLOCKS
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
@@ -301,6 +302,9 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
     normal = _normal(problem)
     launch = module.kernels[0].launch
     tile = launch.rows_per_block
+    # Walkers that may run at a time: of blocks that wait for each other no more are launched.
+    resident = launch.persistent * sm_count // (launch.cluster * launch.parts)
+    together = max(1, resident) if launch.cooperates else MOST_BLOCKS
 
     def at(
         rows: int,
@@ -335,7 +339,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
             pitches=pitches or {},
             nulls=nulls,
             order=order,
-            grid=walkers * launch.cluster * (shaped.batches if launch.by_batch else 1),
+            grid=min(walkers, together) * launch.cluster * launch.parts * (shaped.batches if launch.by_batch else 1),
             not_finite=not_finite,
             ends=ends,
             sizes=sizes or {},
@@ -414,14 +418,14 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         rows = TRIPS * tile * walkers * (problem.batches if launch.by_batch else 1) - tile // 2
     yield at(rows, said, walkers=walkers)
     yield at(rows, f"{said} and threads in another order", walkers=walkers, order=1)
-    if module.workspace.block and not launch.tiles:
-        lanes, in_flight = finishing_loop(module)
-        parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
+    lanes, in_flight = finishing_loop(module) if problem.sums_rows and not launch.tiles else (0, 0)
+    parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
+    if module.workspace.block and 1 < parts <= together:
         sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))
         rows, each = (parts - 1) * tile + 1, problem.rows_per_batch and (parts - 1) * tile + 1  # all in one batch
         said = f"with {parts} partial rows to add up"
         yield at(rows, said, sm_count=max(sm_count, sms), rows_per_batch=each)
-    if launch.walks:
+    if launch.walks and together > 3:
         yield at(ragged, "with more blocks than tiles", walkers=WALKERS)
     for name in pitched:
         tensor = problem.tensor(name)
@@ -654,7 +658,7 @@ def finishing_loop(module: Module) -> tuple[int, int]:
     if not others:
         return first.launch.threads // 32, LAST_TILE_IN_FLIGHT
     finish = others[-1].launch
-    sums = module.workspace.block * first.launch.cluster // 4
+    sums = module.workspace.block * first.launch.cluster * first.launch.parts // 4
     return finish.threads * finish.blocks // sums, FINISH_IN_FLIGHT
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build, find_compiler
 from normgen.cpu.compiler import require_compiler
+from normgen.cpu.program import TOGETHER
 from normgen.errors import UsageError
 from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
 from normgen.measure.host_memory import require_memory
@@ -85,9 +86,21 @@ def check_on_cpu(
                 raise
             return None
 
-    made = ((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS, scalars=scalars)))
+    others = calls(problem, module, sm_count=_sm_count(module), scalars=scalars)
+    made = ((call, run(call)) for call in (*plain, *others))
     compiler = require_compiler().version
     return together(made, Site(executor=CPU, device=platform.machine(), version=compiler))
+
+
+def _sm_count(module: Module) -> int:
+    """SMs of the device that the executor stands for: of blocks that wait for each other room for three groups, if it
+    runs so many.
+    """
+    launch = module.kernels[0].launch
+    if not launch.cooperates:
+        return CPU_SMS
+    groups = max(1, min(3, TOGETHER // launch.parts))
+    return -(-groups * launch.parts // launch.persistent)
 
 
 def _plain_calls(problem: Problem) -> list[Call]:

@@ -32,7 +32,7 @@ Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars
         kernel->threads = (uint32_t)word[1];
         kernel->cluster = (uint32_t)word[2];
         kernel->shared = (uint32_t)word[3];
-        kernel->is_early = (uint32_t)word[4];
+        kernel->how = (uint32_t)word[4];
         kernel->first = program->cells;
         for (int64_t i = 0; is_sound && i < word[5]; i++, at += 8) {
             int64_t patch;
@@ -56,8 +56,8 @@ int queue(const Driver *driver, const Program *program, uint64_t *cells, const i
         uint32_t grid = (uint32_t)grids[k];
         *which = k;
         if (!grid) continue;
-        if (kernel->cluster > 1 || kernel->is_early) {
-            Attribute attributes[2];
+        if (kernel->cluster > 1 || kernel->how) {
+            Attribute attributes[3];
             Config config = {{grid, 1, 1}, {kernel->threads, 1, 1}, kernel->shared, stream, attributes, 0};
             memset(attributes, 0, sizeof attributes);
             if (kernel->cluster > 1) {
@@ -66,7 +66,12 @@ int queue(const Driver *driver, const Program *program, uint64_t *cells, const i
                 cluster->value.cluster.x = kernel->cluster;
                 cluster->value.cluster.y = cluster->value.cluster.z = 1;
             }
-            if (kernel->is_early) {
+            if (kernel->how & IS_TOGETHER) {
+                Attribute *together = &attributes[config.count++];
+                together->id = COOPERATIVE;
+                together->value.together = 1;
+            }
+            if (kernel->how & IS_EARLY) {
                 Attribute *early = &attributes[config.count++];
                 early->id = EARLY_START;
                 early->value.early = 1;

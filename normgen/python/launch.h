@@ -17,7 +17,7 @@ enum {
 
 typedef struct {
     uint32_t id, pad;
-    union { struct { uint32_t x, y, z; } cluster; int32_t early; char size[64]; } value;
+    union { struct { uint32_t x, y, z; } cluster; int32_t early, together; char size[64]; } value;
 } Attribute;
 
 typedef struct {
@@ -27,7 +27,8 @@ typedef struct {
     uint32_t count;
 } Config;
 
-enum { CLUSTER_DIMENSION = 4, EARLY_START = 6 }; /* CU_LAUNCH_ATTRIBUTE_* */
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, EARLY_START = 6 }; /* CU_LAUNCH_ATTRIBUTE_* */
+enum { IS_EARLY = 1, IS_TOGETHER = 2 };                           /* how a kernel starts */
 
 typedef struct {
     int (*launch)(void *function, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t shared,
@@ -43,7 +44,7 @@ typedef struct {
 
 typedef struct {
     void *function;
-    uint32_t threads, cluster, shared, is_early;
+    uint32_t threads, cluster, shared, how;
     Py_ssize_t first; /* of its cells */
 } Kernel;
 
@@ -62,7 +63,7 @@ typedef struct {
 /* 0 if the library is no driver as above. It is never closed. */
 int load_driver(Driver *driver, const char *library);
 
-/* From words (int64) of each kernel: function, threads, cluster, shared bytes, early start, how many arguments, and the
+/* From words (int64) of each kernel: function, threads, cluster, shared bytes, how it starts, how many arguments, and the
    patch of each of these. NULL if there is no room for it, or a patch names no slot and no scalar. */
 Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars);
 

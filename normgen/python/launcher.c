@@ -398,8 +398,8 @@ static PyObject *launcher_forget(PyObject *object, PyObject *Py_UNUSED(none)) {
 
 PyDoc_STRVAR(program_doc,
              "program(is_serial, words): the number of a new program.\n\n"
-             "words (int64) of each kernel: function, threads, cluster, shared bytes, early start, how many arguments, and\n"
-             "what each of these gets: the number of a slot, -2 - i of scalar i, -1 where it stays as it was learnt.");
+             "words (int64) of each kernel: function, threads, cluster, shared bytes, how it starts (1: early, 2: all blocks\n"
+             "together), how many arguments, and what each of these gets: the number of a slot, -2 - i of scalar i, -1 where it stays as it was learnt.");
 
 static PyObject *launcher_program(PyObject *object, PyObject *args) {
     Launcher *self = (Launcher *)object;

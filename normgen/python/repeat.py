@@ -34,8 +34,8 @@ Refused = Callable[[int, int], object]
 class Launchable(Protocol):
     """One set of arguments of loaded kernels (`normgen.cuda.launch.Bound`): what a launch of them is made of."""
 
-    def launches(self) -> Iterable[tuple[int, int, int, int, bool, tuple[Param, ...]]]:
-        """Of each kernel: function, threads, cluster, shared bytes, whether it starts early, parameters."""
+    def launches(self) -> Iterable[tuple[int, int, int, int, int, tuple[Param, ...]]]:
+        """Of each kernel: function, threads, cluster, shared bytes, how it starts, parameters."""
 
     def packed(self) -> tuple[bytes, bytes]:
         """The arguments as they stand, 8 bytes each, and the grids (int64)."""
@@ -130,8 +130,8 @@ class Repeater:
 def program_words(bound: Launchable, patch: Callable[[Param], int]) -> bytes:
     """Kernels as the launcher reads them; `patch`: what an argument gets at a call."""
     words = array("q")
-    for function, threads, cluster, shared, early, params in bound.launches():
-        words.extend((function, threads, cluster, shared, early, len(params), *map(patch, params)))
+    for function, threads, cluster, shared, how, params in bound.launches():
+        words.extend((function, threads, cluster, shared, how, len(params), *map(patch, params)))
     return words.tobytes()
 
 

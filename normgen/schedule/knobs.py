@@ -306,12 +306,12 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="parts",
-        values=tuple(range(1, 65)),
+        values=(*range(1, 65), *range(66, 305, 2)),  # as far as two blocks for each SM of the largest GPU
         plain=1,
         group=Group.CUT,
-        meaning="blocks that share one row of a program without row reductions, and know nothing of each other",
+        meaning="blocks of a grid that share one row; what they find of it they exchange in memory (persistent >= 1)",
         forward=tuple(range(1, 65)),
-        words={"": "blocks work on parts of a row side by side, where none needs what another one finds"},
+        words={"": "blocks of the grid work on parts of a row, and exchange through memory what all of them need"},
     ),
     Knob(
         name="reduce_with",

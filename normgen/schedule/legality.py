@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from normgen.device import Device
-from normgen.problem.problem import Problem
+from normgen.device import MOST_TOGETHER, Device
+from normgen.problem.problem import LARGEST_SIZE, Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.ir import COLS, RowProgram, looks
 from normgen.program.ir import Load as Read
@@ -55,6 +55,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles import rules as tile_rules
 
 _NO_COLUMNS = Schedule().columns
+BLOCK_SHARED = 2048  # bytes that a block takes beside what its plan counts: its states, and the system's
 Rule = Callable[[Problem, Schedule, Device], str | None]
 
 
@@ -356,18 +357,59 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
 def _parts(problem: Problem, s: Schedule, _: Device) -> str | None:
     if s.parts == 1:
         return None
-    if problem.sums_rows or reduces_rows(problem):
-        return "blocks that share a row without a cluster cannot exchange what they find: parts = 1"
     if s.cluster > 1 or s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a part of a row is a block's only one, in whole warps: cluster = 1, rows_per_block = 1"
     if problem.any_cols:
         return "a row of fixed length has parts: cols is a run-time value"
+    if problem.sums_rows and not reduces_rows(problem):
+        return "sums over rows that need nothing of a row as a whole find blocks enough in its rows: parts = 1"
+    if s.parts > 64 and not reduces_rows(problem):
+        return "a row that is not reduced needs no more than 64 parts"
+    counted = problem.cols + s.parts * s.threads_per_row * s.vector
+    if counted > LARGEST_SIZE:
+        return f"an int counts the columns of a row, and one step of its {s.parts} blocks beyond them: fewer threads"
     return None
 
 
-def _part_copy(_: Problem, s: Schedule, __: Device) -> str | None:
-    if s.parts > 1 and (s.persistent or s.copy is not Copy.DIRECT):
+def _part_copy(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.parts > 1 and not reduces_rows(problem) and (s.persistent or s.copy is not Copy.DIRECT):
         return "a block reads its part of a row once, directly: persistent = 0, copy = direct"
+    return None
+
+
+def meeting(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Rules of blocks that share a row and exchange through memory: each waits for the others, so all are resident."""
+    if s.parts == 1 or not reduces_rows(problem):
+        return None
+    if not s.persistent:
+        return "blocks of a grid that share a row must be resident together, whatever rows is: persistent >= 1"
+    if s.parts > min(s.persistent * device.sm_count, MOST_TOGETHER):
+        return (
+            f"{s.parts} blocks share a row: no more than {s.persistent} for each of {device.sm_count} SMs are resident"
+        )
+    if s.persistent > max(1, s.blocks_per_sm):
+        return f"{s.persistent} blocks an SM are resident for certain by a launch bound: blocks_per_sm >= persistent"
+    if s.persistent * (shared_bytes(problem, s) + BLOCK_SHARED) > device.shared_per_sm:
+        return f"{s.persistent} blocks an SM find no room for what each keeps in shared memory"
+    if s.reduce_with is not ReduceWith.SHUFFLE:
+        return "blocks of a grid combine by shuffles, and through memory: reduce_with = shuffle"
+    if s.dependent_launch is not DependentLaunch.OFF:
+        return "blocks that wait for each other start together, behind what is in front: dependent_launch = off"
+    if problem.sums_batches:
+        return "sums by batches give each batch blocks of its own, of which some would wait to start: parts = 1"
+    if s.edges is Edges.PEEL:
+        return _peeled_meeting(problem, s)
+    if s.columns is Columns.SHARED_ATOMIC:
+        return "a block meets a part of the columns: its row of sums in shared memory would be mostly zeros"
+    return None
+
+
+def _peeled_meeting(problem: Problem, s: Schedule) -> str | None:
+    """Each row of a group begins where it will: nothing of a row's columns may stay with a thread."""
+    if s.keeps_params or s.stages > 1 or s.copy is not Copy.DIRECT:
+        return "rows shift from one to the next: no parameters are kept, and no row comes ahead, with edges = peel"
+    if problem.sums_rows and s.columns is not Columns.ATOMIC:
+        return "rows shift from one to the next: column sums go straight to memory (columns = atomic)"
     return None
 
 
@@ -395,6 +437,7 @@ def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     tiles = -(-problem.rows // s.rows_per_block)
     if (
         tiles <= max(1, s.persistent * device.sm_count // s.cluster)
+        and s.parts == 1
         and not problem.any_cols
         and s.persistent > 1
         and not problem.sums_rows
@@ -457,7 +500,7 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
 def _bulk(problem: Problem, s: Schedule) -> str | None:
     """Whole rows are copied; of peeled ones the whole vectors, of which `_idle_threads` leaves each row some."""
     if s.peels:
-        if s.row_cluster > 1:
+        if s.row_blocks > 1:
             return "a bulk copy for each block of a cluster starts where no row shifts: edges = exact"
         if s.vector * problem.dtype.bytes % 16:
             return "a bulk copy moves units of 16 bytes that start at 16-byte addresses: use a wider vector"
@@ -486,7 +529,7 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
         if s.rows_per_block > 1 or s.edges is Edges.PEEL:
             return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
-        if problem.totals and s.cluster > 1:
+        if problem.totals and s.cluster * s.parts > 1:
             return "deterministic: atomics of several blocks add a total in whatever order these end"
         return None
     if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
@@ -504,7 +547,7 @@ def _guarded(_: Problem, s: Schedule, __: Device) -> str | None:
     """A branch that a whole row takes has barriers that only its threads may share."""
     if s.variance is not Variance.GUARDED:
         return None
-    if s.row_blocks > 1 and s.persistent:
+    if s.row_cluster > 1 and s.persistent:
         return "clusters that loop over rows count every exchange: a row that is spared its second pass misses one"
     by_block = s.threads_per_row > 1 if s.reduce_with is ReduceWith.SHARED_TREE else s.threads_per_row > 32
     alone = has_row_barriers(s) and s.reduce_with is not ReduceWith.SHARED_TREE
@@ -609,6 +652,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     _copy,
 )
 FREE: tuple[Rule, ...] = (
+    meeting,
     dependent_launch,
     _columns,
     _any_cols,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import sympy as sp
 
-from normgen.device import Device
+from normgen.device import MOST_TOGETHER, Device
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.functions import cast
@@ -244,6 +244,7 @@ class Exchange(StrEnum):
     COOPERATIVE_BLOCK = "cooperative_block"
     CLUSTER = "cluster"
     CLUSTER_WALK = "cluster_rows"  # clusters that walk rows: an exchange a row, without a cluster barrier
+    GRID = "grid"  # blocks of the grid that walk rows together: through memory
 
 
 class Place(StrEnum):
@@ -282,6 +283,19 @@ class Sums:
     column_bytes: int
     block_bytes: int
     batch_bytes: int
+
+
+class Meeting(NamedTuple):
+    """What blocks of the grid need that share rows and exchange states through memory.
+
+    words        of the largest state
+    fixed_bytes  of the workspace for all blocks: a counter for each group that can be resident, in a line of its own
+    block_bytes  for each block: two states of its own, of which exchanges take turns
+    """
+
+    words: int
+    fixed_bytes: int
+    block_bytes: int
 
 
 class Elementwise(NamedTuple):
@@ -516,8 +530,11 @@ class Plan:
 
     @property
     def one_shift(self) -> bool:
-        """Whether all rows of a lane shift alike: the grid's stride is a multiple of their unit (`period`)."""
-        return self.cut.shifted and self.schedule.persistent > 0
+        """Whether all rows of a lane shift alike: the grid's stride is a multiple of their unit (`period`).
+
+        Blocks that share a row through memory are as many as are resident, whatever that is a multiple of.
+        """
+        return self.cut.shifted and self.schedule.persistent > 0 and self.schedule.parts == 1
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -549,6 +566,13 @@ class Plan:
         """hold = hybrid: the steps whose vectors wait in registers."""
         return register_steps(self.problem, self.schedule)
 
+    def turns_back(self, look: int) -> bool:
+        """Whether a look at a row that is read again begins where the one before it ended: L2 still holds that part.
+
+        Of rows that the whole grid shares; those of other kernels lie in L2, or there are many beside each other.
+        """
+        return self.meeting is not None and look % 2 == 1
+
     @property
     def unroll(self) -> int:
         """Steps per loop trip, 0 for all, where the row does not wait in registers as a whole."""
@@ -561,7 +585,10 @@ class Plan:
 
     @property
     def has_team(self) -> bool:
-        """Whether Config names the threads that share a row: one text for lanes of a warp, a block, or a cluster."""
+        """Whether Config names the threads that share a row: one text for lanes of a warp, a block, or a cluster.
+
+        Blocks of a grid that share rows have a text of their own.
+        """
         return self.schedule.row_blocks == 1 or self.exchange is Exchange.CLUSTER
 
     @property
@@ -576,6 +603,8 @@ class Plan:
         s = self.schedule
         if not self.looks:
             return Exchange.NONE
+        if s.parts > 1:
+            return Exchange.GRID
         if s.row_blocks > 1:
             return Exchange.CLUSTER_WALK if self.loops_rows else Exchange.CLUSTER
         if s.threads_per_row == 1:
@@ -586,6 +615,15 @@ class Plan:
         if s.reduce_with is ReduceWith.COOPERATIVE_GROUPS:
             return Exchange.COOPERATIVE_BLOCK if wide else Exchange.COOPERATIVE_WARP
         return Exchange.BLOCK if wide else Exchange.LANES
+
+    @cached_property
+    def meeting(self) -> Meeting | None:
+        """None but where blocks of the grid meet in memory."""
+        if self.exchange is not Exchange.GRID:
+            return None
+        words = max(sum(len(reduce.names) for reduce in look) for look in self.looks)
+        groups = MOST_TOGETHER // self.schedule.parts
+        return Meeting(words=words, fixed_bytes=groups * TICKET_BYTES, block_bytes=2 * 4 * words)
 
     @property
     def row_barriers(self) -> bool:
@@ -672,6 +710,7 @@ class Plan:
         in_registers = way is Columns.REGISTER_ATOMIC or way.is_deterministic
         regroups = s.rows_per_block > 1 or self.cut.shifted or way is Columns.CLUSTER_PARTIALS
         row_bytes = len(stores) * sums_pitch(p) * 4
+        own_bytes = -(-row_bytes // (16 * s.parts)) * 16 if s.parts > 1 else row_bytes // s.cluster
         total_bytes = -(-len(totals) // 32) * 128
         if way.is_deterministic:
             fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if way is Columns.PARTIALS_LAST_TILE else 0
@@ -691,7 +730,7 @@ class Plan:
             shared_bytes=sums_shared_bytes(p, s),
             fixed_bytes=fixed,
             column_bytes=len(stores) * 4 if p.any_cols else 0,
-            block_bytes=row_bytes // s.cluster + total_bytes if way.is_deterministic else 0,
+            block_bytes=own_bytes + total_bytes if way.is_deterministic else 0,
             batch_bytes=row_bytes if p.sums_batches and not way.is_deterministic else 0,
         )
 
@@ -732,7 +771,7 @@ class Plan:
     def blocks(self) -> int:
         """A fixed grid; 0: by rows. One walker adds its rows one after another where atomics must keep their order."""
         in_order = self.problem.deterministic and self.schedule.columns is Columns.ATOMIC
-        return self.schedule.cluster if in_order else 0
+        return self.schedule.cluster * self.schedule.parts if in_order else 0
 
     @property
     def min_arch(self) -> int:

@@ -42,7 +42,9 @@ class Schedule:
     rows_per_block   rows side by side in one block
     cluster          blocks that share one row through distributed shared memory (sm_90+); with columns =
                      cluster_partials they walk rows of their own, and share their column sums
-    parts            blocks that share one row of a program without row reductions: no cluster, they exchange nothing
+    parts            blocks of the grid that share one row, not as a cluster: of a program without row reductions they
+                     exchange nothing; else they walk rows (persistent >= 1), all of them resident at a time, and
+                     exchange what they find through memory
     reduce_with      shuffle | short_chains | cooperative_groups | shared_tree: how the threads of a row combine
     vector           elements of one access to the first row input (bytes: vector * element size)
     variance         two_pass | corrected_two_pass | sum_of_squares | shifted | welford | guarded: the rewrite of a
@@ -176,7 +178,7 @@ class Schedule:
 
     @property
     def row_blocks(self) -> int:
-        """Blocks that share one row: as a cluster, or as parts of the row that exchange nothing."""
+        """Blocks that share one row: as a cluster, or as parts of the row."""
         return self.row_cluster * self.parts
 
     @property
@@ -185,16 +187,21 @@ class Schedule:
         return 1 if self.columns is Columns.CLUSTER_PARTIALS else self.cluster
 
     @property
+    def meets_in_memory(self) -> bool:
+        """Whether blocks of the grid exchange in memory what they find of a row: all of them must be resident."""
+        return self.parts > 1 and self.persistent > 0
+
+    @property
     def strategy(self) -> str:
-        """thread_per_row, warp_per_row, block_per_row, cluster_per_row or block_per_part, as reports name it; of a
-        contraction block_per_tile.
+        """thread_per_row, warp_per_row, block_per_row, cluster_per_row, blocks_per_row or block_per_part, as reports
+        name it; of a contraction block_per_tile.
         """
         if self.tile_m:
             return "block_per_tile"
         if self.row_cluster > 1:
             return "cluster_per_row"
         if self.parts > 1:
-            return "block_per_part"
+            return "blocks_per_row" if self.persistent else "block_per_part"
         if self.threads_per_row == 1:
             return "thread_per_row"
         return "warp_per_row" if self.threads_per_row <= 32 else "block_per_row"

@@ -19,10 +19,21 @@ from normgen.schedule.knobs import (
     TABLE,
     Arithmetic,
     Group,
+    Hold,
     Params,
     names_of,
 )
-from normgen.schedule.legality import CUT, FREE, STRUCTURAL, hints, reduces_rows, refusal, without_remainders
+from normgen.schedule.legality import (
+    CUT,
+    FREE,
+    STRUCTURAL,
+    hints,
+    reduces_rows,
+    refusal,
+    rules_of,
+    without_remainders,
+)
+from normgen.schedule.meeting import are_giant, shared_rows
 from normgen.schedule.policy import (
     ONE_KNOB,
     plain_only,
@@ -185,7 +196,24 @@ def _space_of_rows(problem: Problem, device: Device) -> Space:
                     legal.append(schedule)
                 else:
                     _count(refusals, reason, schedule)
+    for schedule in _meetings(problem, device, values):
+        reason = refusal(problem, schedule, device, (*rules_of(problem), searched_method))
+        if reason is None:
+            legal.append(schedule)
+        else:
+            _count(refusals, reason, schedule)
     return Space(problem=problem, device=device, legal=tuple(legal), refusals=_ordered(refusals))
+
+
+def _meetings(problem: Problem, device: Device, values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
+    """Blocks of the grid that share giant rows: few cuts, with the methods and the knobs that such rows may gain by."""
+    if not are_giant(problem):
+        return
+    for cut in shared_rows(problem, device):
+        unrolls = (cut.unroll, *((8,) if cut.hold is Hold.RELOAD and cut.unroll else ()))
+        free = {"unroll": unrolls, "store": values["store"]}
+        free |= {"params": tuple(v for v in values["params"] if v in (Params.LATE, Params.KEPT, Params.PACKED))}
+        yield from _points(cut, (*free, "variance", "softmax", "arithmetic"), {**values, **free})
 
 
 def _ordered(refusals: Mapping[str, Refusal]) -> tuple[Refusal, ...]:

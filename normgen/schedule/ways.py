@@ -32,6 +32,7 @@ from normgen.schedule.legality import (
     keeps_values,
     reduces_rows,
 )
+from normgen.schedule.meeting import together
 from normgen.schedule.plan import (
     WARP,
     held_bytes_per_thread,
@@ -69,6 +70,7 @@ STREAMED_BYTES, LONG_BYTES = 48 << 20, 200 << 20
 
 def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
     """The best first; not all are legal. How reductions are computed is said where a way was timed so alone."""
+    yield from together(problem, device)
     if problem.sums_rows:
         yield from _with_columns(problem, device)
         return
@@ -109,7 +111,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
         if problem.cols // vector <= 256:
             return  # nor by narrower accesses
         held = PLAIN.varied(hold=Hold.REGISTERS, unroll=0, vector=vector, edges=edges, load=load)
-        shapes = itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
+        shapes = itertools.product((128, 256, 512), KNOBS["parts"].forward[1:])
         cuts = [held.varied(threads_per_row=threads, parts=parts) for threads, parts in shapes]
         short = [s for s in cuts if steps_per_lane(problem, s) <= (1 if few else 2)]
         yield from sorted(short, key=rank)

@@ -57,6 +57,10 @@ def test_a_launch_has_the_attributes_its_kernel_needs() -> None:
     assert kinds(Launch(threads=64), dependent=False) == []
     assert kinds(Launch(threads=64), dependent=True) == [early]
     assert kinds(Launch(threads=64, cluster=4), dependent=True) == [cluster, early]
+    together = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    assert kinds(Launch(threads=64, parts=3, persistent=1, cooperates=True), dependent=False) == [together]
+    (attribute,) = attributes_of(Launch(threads=64, cooperates=True), bindings, dependent=False)
+    assert attribute.value.cooperative == 1
     (attribute,) = attributes_of(Launch(threads=64), bindings, dependent=True)
     assert attribute.value.programmaticStreamSerializationAllowed == 1
 

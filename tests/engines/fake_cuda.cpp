@@ -119,14 +119,15 @@ CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream) {
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   const std::string name = reinterpret_cast<const char*>(function);
   unsigned cluster = 1;
-  int dependent = 0;
+  int how = 0;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = attribute.value.clusterDim.x;
-    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) dependent = 1;
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) how |= 1;
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) how |= attribute.value.cooperative << 1;
   }
   std::cout << "launch " << name << " " << config->gridDimX << " " << config->blockDimX << " " << config->sharedMemBytes
-            << " " << cluster << " " << dependent << " " << reinterpret_cast<std::intptr_t>(config->hStream);
+            << " " << cluster << " " << how << " " << reinterpret_cast<std::intptr_t>(config->hStream);
   for (const char size : sizes_of(name)) {
     std::int64_t value = 0;
     std::memcpy(&value, *arguments++, static_cast<std::size_t>(size - '0'));

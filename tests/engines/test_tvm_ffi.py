@@ -28,6 +28,7 @@ from normgen.export.header import Halves, halves
 from normgen.problem.tensors import TensorUse
 from normgen.records.record import Record
 from normgen.report.readme import ROOT
+from normgen.schedule.schedule import Schedule
 
 from ..export.cases import layernorm_records, record
 from ..export.driven import ROWS_PER_BATCH, WORKSPACE, Call, expected, scalar
@@ -267,6 +268,10 @@ OTHERS: dict[str, tuple[Record, Call]] = {
     "an input that is not there, of two": (
         record("gemma_rmsnorm", shape="64x512", dtype="bf16", without=("residual", "h")),
         Call(rows=64, cols=512, null=frozenset({"residual", "rstd"})),
+    ),
+    "blocks that share rows": (
+        record("softmax", shape="4x65536", schedule=Schedule(threads_per_row=64, parts=6, vector=4, persistent=1)),
+        Call(rows=4, cols=65536),
     ),
     "a product": (record("linear", shape="64x256", inner=128), Call(rows=64, cols=256, inner=128)),
 }

@@ -91,7 +91,8 @@ def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[s
         if grid:
             given = " ".join(str(value(p, group, call, blocks)) for p in kernel.params)
             launch = kernel.launch
-            shape = f"{grid} {launch.threads} {launch.shared_bytes} {launch.cluster} {int(launch.dependent)}"
+            how = int(launch.dependent) | int(launch.cooperates) << 1
+            shape = f"{grid} {launch.threads} {launch.shared_bytes} {launch.cluster} {how}"
             lines.append(f"launch {kernel.expression} {shape} {given}")
     return lines
 

@@ -81,14 +81,15 @@ cudaError_t cudaMemsetAsync(void* memory, int, std::size_t bytes, cudaStream_t) 
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* stub, void** arguments) {
   const std::string& name = kernels().at(stub);
-  int cluster = 1, dependent = 0;
+  int cluster = 1, how = 0;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = static_cast<int>(attribute.val.clusterDim.x);
-    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) dependent = 1;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) how |= 1;
+    if (attribute.id == cudaLaunchAttributeCooperative) how |= attribute.val.cooperative << 1;
   }
   std::cout << "launch " << name << " " << config->gridDim.x << " " << config->blockDim.x << " "
-            << config->dynamicSmemBytes << " " << cluster << " " << dependent;
+            << config->dynamicSmemBytes << " " << cluster << " " << how;
   for (const char size : fake.sizes.at(name)) {
     std::int64_t value = 0;
     std::memcpy(&value, *arguments++, static_cast<std::size_t>(size - '0'));

@@ -31,6 +31,7 @@ SUMS = Schedule(threads_per_row=128, vector=4, hold=Hold.REGISTERS, persistent=2
 LAST_TILE = Schedule(**{**SUMS.as_dict(), "columns": Columns.PARTIALS_LAST_TILE})
 OF_HEADS = {"op": "head_layernorm", "dtype": "bf16"}
 OF_CLUSTERS = replace(SUMS, threads_per_row=64, cluster=2, columns=Columns.CLUSTER_PARTIALS)
+TOGETHER = Schedule(threads_per_row=64, parts=6, vector=4, persistent=1)
 ATOMIC = Schedule(**{**SUMS.as_dict(), "columns": Columns.REGISTER_ATOMIC})
 
 
@@ -51,6 +52,16 @@ CASES = {
     "two_gradients": [backward("300x768", SUMS, "layernorm", dtype="bf16")],
     "deterministic": [backward("64x512", SUMS, "layernorm", deterministic=True)],
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
+    "blocks_that_share_rows": [
+        record("softmax", shape="4x65536", schedule=TOGETHER),
+        record("softmax", shape="4096x65536", schedule=replace(TOGETHER, parts=30, persistent=8, blocks_per_sm=8)),
+        record("softmax", shape="64x1024"),
+    ],
+    "sums_of_blocks_that_share_rows": [
+        backward("16x65536", replace(TOGETHER, hold=Hold.REGISTERS, unroll=0, threads_per_row=512)),
+        backward("16x32768", replace(LAST_TILE, parts=6, threads_per_row=512, persistent=1)),
+        backward("64x1024", ATOMIC),
+    ],
     "in_place": [backward("64x512", SUMS, in_place={"dx": "dy"})],
     "batches": [record("adaln", shape="8x64x1024", dtype="bf16"), record("adaln", shape="2x64x1024", dtype="bf16")],
     "sums_of_batches": [

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from normgen.codegen.module import Module
+from tests.codegen.kernels import Named
 from tests.mutation.cases import CASES
 from tests.mutation.classes import CLASSES as OTHER_CLASSES
 from tests.mutation.classes import MutationClass
 from tests.mutation.ends import END_CASES, ENDS
+from tests.mutation.grids import GRID_CASES, GRIDS
 from tests.mutation.products import PRODUCT_CASES, PRODUCTS
 from tests.mutation.rounding_classes import ROUNDING_CLASSES
 from tests.mutation.varied import VARIED as OFF_DEFAULTS
@@ -24,8 +26,14 @@ CLASSES = (*OTHER_CLASSES, *ROUNDING_CLASSES)
 QUOTA = 8  # mutants of a class
 VARIED = (*OFF_DEFAULTS, *ENDS)
 VARIED_CASES = OFF_DEFAULT_CASES | END_CASES
-ALL_CASES = CASES | VARIED_CASES | PRODUCT_CASES
-ALL_CLASSES = (*CLASSES, *VARIED, *PRODUCTS)
+ALL_CASES = CASES | VARIED_CASES | PRODUCT_CASES | GRID_CASES
+ALL_CLASSES = (*CLASSES, *VARIED, *PRODUCTS, *GRIDS)
+# Classes that have kernels of their own, and these.
+OWN_CASES: tuple[tuple[tuple[MutationClass, ...], dict[str, Named]], ...] = (
+    (VARIED, CASES | VARIED_CASES),
+    (PRODUCTS, PRODUCT_CASES),
+    (GRIDS, GRID_CASES),
+)
 _COMMENT = re.compile(r"//[^\n]*")
 
 
@@ -98,7 +106,7 @@ def all_sites() -> dict[str, list[Mutant]]:
     found: dict[str, list[Mutant]] = {}
     seen: set[str] = set()
     for mutation in ALL_CLASSES:
-        known = CASES | VARIED_CASES if mutation in VARIED else PRODUCT_CASES if mutation in PRODUCTS else CASES
+        known = next((cases for classes, cases in OWN_CASES if mutation in classes), CASES)
         served = [case for case in known if mutation.where(known[case])]
         made = [mutant for case in served for mutant in sites(mutation, case, texts[case])]
         found[mutation.name] = [mutant for mutant in made if mutant.text not in seen]

@@ -30,6 +30,7 @@ PLAN = (
     "tests/codegen/test_last_tile.py",
     "tests/codegen/test_promises.py",
 )
+BLOCKS_PER_ROW = ("tests/codegen/test_blocks_per_row.py",)
 IDLE = ("tests/measure/test_replays.py", "tests/schedule/test_plan.py")
 PREFETCH = ("tests/cpu/test_prefetch.py",)
 STATISTICS = ("tests/records/test_statistics.py",)
@@ -398,7 +399,7 @@ CHANGES: tuple[Change, ...] = (
         ("return tile * s.stages if s.copy is not Copy.DIRECT else tile", "return tile"),
         ("fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if", "fixed = TICKET_BYTES if"),
         ("fixed = total_bytes + TICKET_BYTES + (0 if", "fixed = total_bytes + (0 if"),
-        ("block_bytes=row_bytes // s.cluster + total_bytes if", "block_bytes=row_bytes // 2 + total_bytes if"),
+        ("if s.parts > 1 else row_bytes // s.cluster\n", "if s.parts > 1 else row_bytes // 2\n"),
         ("return s.chained and ahead and stable", "return s.chained and ahead"),
         ("return self.schedule.rows_per_block > 1", "return False"),
         ("in_order = self.problem.deterministic and", "in_order = False and"),
@@ -1242,6 +1243,60 @@ CHANGES: tuple[Change, ...] = (
         ("lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1)", "lengths = (tiles[name],)"),
         ("if (over := summed(problem)) is not None and over.is_row:", "if False:"),
         ("LENGTHS = (7, 8, 9,", "LENGTHS = (8,"),
+    ),
+    *changes(
+        "schedule/plan.py",
+        BLOCKS_PER_ROW,
+        ("words = max(sum(len(reduce.names)", "words = min(sum(len(reduce.names)"),
+        ("groups = MOST_TOGETHER // self.schedule.parts", "groups = 1"),
+        ("block_bytes=2 * 4 * words", "block_bytes=4 * words"),
+        ("own_bytes = -(-row_bytes // (16 * s.parts)) * 16", "own_bytes = row_bytes // (32 * s.parts) * 16"),
+        ("self.meeting is not None and look % 2 == 1", "self.meeting is not None and look % 2 == 0"),
+        ("and self.schedule.persistent > 0 and self.schedule.parts == 1", "and self.schedule.persistent > 0"),
+    ),
+    *changes(
+        "schedule/legality.py",
+        BLOCKS_PER_ROW,
+        ("if s.persistent > max(1, s.blocks_per_sm):", "if False:"),
+        ("if s.parts > min(s.persistent * device.sm_count, MOST_TOGETHER):", "if False:"),
+        ("if s.reduce_with is not ReduceWith.SHUFFLE:\n", "if False:\n"),
+        ("if counted > LARGEST_SIZE:", "if False:"),
+        ("if problem.sums_rows and s.columns is not Columns.ATOMIC:", "if False:"),
+    ),
+    *changes(
+        "schedule/meeting.py",
+        BLOCKS_PER_ROW,
+        ("if us < other:", "if False:"),
+        ("parts = resident // groups", "parts = 4"),
+        ("is_long and reduces_rows(problem)", "reduces_rows(problem)"),
+    ),
+    *changes(
+        "codegen/module.py",
+        BLOCKS_PER_ROW,
+        ("min(resident, MOST_TOGETHER) if self.cooperates else resident", "resident"),
+        ("resident // (self.cluster * self.parts) // shares", "resident // self.cluster // shares"),
+    ),
+    *changes(
+        "codegen/kernel.py",
+        BLOCKS_PER_ROW,
+        ("cooperates=plan.meeting is not None", "cooperates=False"),
+        ("replace(p, offset=p.offset + counters) if p.source", "p if p.source"),
+        ("fixed, block = found.fixed + meeting.fixed_bytes,", "fixed, block = meeting.fixed_bytes // 2,"),
+        ("params = tuple(self.behind_exchange(second.kernel.params))", "params = second.kernel.params"),
+        ("*self.exchange.leave(), ", ""),
+    ),
+    *changes(
+        "cpu/program.py",
+        BLOCKS_PER_ROW,
+        ("cluster=grid if kernel.launch.cooperates else kernel.launch.cluster", "cluster=kernel.launch.cluster"),
+        ("if launch.cooperates and grid > TOGETHER:", "if False:"),
+    ),
+    *changes(
+        "export/templates/host.cu.j2",
+        (f"{CALLED}[blocks_that_share_rows]",),
+        ("launch.cooperates && together >", "false && together >"),
+        ("/ (launch.cluster * launch.parts);", "/ launch.cluster;"),
+        ("attributes[config.numAttrs++].val.cooperative = 1;", "attributes[config.numAttrs++].val.cooperative = 0;"),
     ),
     *changes(
         "python/arguments.py",

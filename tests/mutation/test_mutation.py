@@ -23,6 +23,7 @@ from normgen.schedule.plan import Exchange, plan_of
 from tests.mutation.arguments import Argument, arguments
 from tests.mutation.cases import CASES
 from tests.mutation.command import main
+from tests.mutation.grids import GRID_CASES, GRIDS
 from tests.mutation.judge import LIMIT_S, Outcome, Task, Verdict, judge_all
 from tests.mutation.kernel_run import (
     Result,
@@ -59,7 +60,9 @@ def test_every_class_changes_a_kernel() -> None:
 
 
 def test_the_kernels_use_every_technique() -> None:
-    plans = [plan_of(n.problem, programs_of(n.problem, n.schedule)[-1][1], n.schedule) for n in CASES.values()]
+    plans = [
+        plan_of(n.problem, programs_of(n.problem, n.schedule)[-1][1], n.schedule) for n in (CASES | GRID_CASES).values()
+    ]
     # A warp's worth of cooperative groups is a part of a block's.
     assert {plan.exchange for plan in plans} >= set(Exchange) - {Exchange.COOPERATIVE_WARP}
     assert {plan.sums.way for plan in plans if plan.sums} == set(Columns)
@@ -216,6 +219,7 @@ PARTS = {
     ),
     "varied": (tuple(VARIED_CASES),),
     "products": (tuple(PRODUCT_CASES),),
+    "grids": (tuple(GRID_CASES),),
 }
 SAMPLED = sized(8, 24)
 
@@ -238,6 +242,13 @@ def test_products_are_changed_in_their_tiles_and_in_what_a_caller_varies() -> No
     assert len(of_tiles) >= 300
     assert sum(map(len, of_products.values())) - len(of_tiles) >= 180
     assert {m.case for m in of_tiles} == set(PRODUCT_CASES)
+
+
+def test_blocks_that_share_rows_are_changed_where_they_meet() -> None:
+    of_grids = {kind: {m.case for m in mutants} for kind, mutants in all_sites().items()}
+    assert {kind for kind, cases in of_grids.items() if cases & set(GRID_CASES)} == {m.name for m in GRIDS}
+    assert len(GRIDS) >= 60
+    assert set().union(*(of_grids[m.name] for m in GRIDS)) == set(GRID_CASES)
 
 
 @needs_compiler

@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef int (*Function)(void **arguments, uint32_t grid, uint32_t threads, uint32_t shared, uint32_t cluster,
-                        uint32_t is_early, void *stream);
+                        uint32_t how, void *stream);
 
 typedef struct {
     uint32_t id, pad;
@@ -62,19 +62,20 @@ int cuLaunchKernel(void *function, uint32_t gx, uint32_t gy, uint32_t gz, uint32
 }
 
 int cuLaunchKernelEx(const Config *config, void *function, void **arguments, void **extra) {
-    uint32_t cluster = 1, is_early = 0;
+    uint32_t cluster = 1, how = 0;
     if (config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 || config->block[2] != 1 || extra) return 1;
     for (uint32_t i = 0; i < config->count; i++) {
         if (config->attributes[i].id == 4) cluster = config->attributes[i].value.number[0];
-        if (config->attributes[i].id == 6) is_early = config->attributes[i].value.number[0];
+        if (config->attributes[i].id == 6) how |= config->attributes[i].value.number[0];
+        if (config->attributes[i].id == 2) how |= config->attributes[i].value.number[0] << 1;
     }
-    return ((Function)(uintptr_t)function)(arguments, config->grid[0], config->block[0], config->shared, cluster, is_early,
+    return ((Function)(uintptr_t)function)(arguments, config->grid[0], config->block[0], config->shared, cluster, how,
                                            config->stream);
 }
 
 /* A kernel that does nothing, to time what a call costs beside it. */
-int nothing(void **arguments, uint32_t grid, uint32_t threads, uint32_t shared, uint32_t cluster, uint32_t is_early,
+int nothing(void **arguments, uint32_t grid, uint32_t threads, uint32_t shared, uint32_t cluster, uint32_t how,
             void *stream) {
-    (void)arguments, (void)grid, (void)threads, (void)shared, (void)cluster, (void)is_early, (void)stream;
+    (void)arguments, (void)grid, (void)threads, (void)shared, (void)cluster, (void)how, (void)stream;
     return 0;
 }

@@ -192,7 +192,7 @@ _CELLS = {
 
 
 class LauncherCpu(Cpu):
-    """The CPU, whose known calls the launcher repeats; `seen`: grid, threads, shared, cluster, early, stream."""
+    """The CPU, whose known calls the launcher repeats; `seen`: grid, threads, shared, cluster, how, stream."""
 
     def __init__(self, library: Path) -> None:
         super().__init__()
@@ -264,11 +264,11 @@ class _Launched:
     def launch(self, stream: int) -> None:
         self._bound.launch(stream)
 
-    def launches(self) -> Iterator[tuple[int, int, int, int, bool, tuple[Param, ...]]]:
+    def launches(self) -> Iterator[tuple[int, int, int, int, int, tuple[Param, ...]]]:
         for kernel, function in zip(self._module.kernels, self._functions, strict=True):
-            how = kernel.launch
-            address = ctypes.cast(function, ctypes.c_void_p).value or 0
-            yield address, how.threads, how.cluster, how.shared_bytes, how.dependent, kernel.params
+            launch, address = kernel.launch, ctypes.cast(function, ctypes.c_void_p).value or 0
+            how = int(launch.dependent) | int(launch.cooperates) << 1
+            yield address, launch.threads, launch.cluster, launch.shared_bytes, how, kernel.params
 
     def packed(self) -> tuple[bytes, bytes]:
         made = b""
@@ -286,8 +286,8 @@ class _Launched:
         """The program runs with the arguments of all its kernels once the last of them is launched."""
         params = self._module.kernels[number].params
 
-        def run(arguments: Any, grid: int, threads: int, shared: int, cluster: int, early: int, stream: Any) -> int:
-            self._device.seen.append((grid, threads, shared, cluster, early, stream or 0))
+        def run(arguments: Any, grid: int, threads: int, shared: int, cluster: int, how: int, stream: Any) -> int:
+            self._device.seen.append((grid, threads, shared, cluster, how, stream or 0))
             for param, address in zip(params, arguments[: len(params)], strict=True):
                 cell = _CELLS.get(param.source, ctypes.c_int).from_address(address)
                 value = cell.value - param.offset if param.source is Source.WORKSPACE else cell.value

@@ -165,7 +165,14 @@ def test_tuning_a_range_writes_a_record_for_each_count_and_one_header(
 ) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     found = tune_rows(
-        "rmsnorm", shape="*x64", rows="1..4", output=str(tmp_path), device="cpu", trials=1, without=("rstd",), budget_s=20.0
+        "rmsnorm",
+        shape="*x64",
+        rows="1..4",
+        output=str(tmp_path),
+        device="cpu",
+        trials=1,
+        without=("rstd",),
+        budget_s=20.0,
     )
     assert [record.problem.rows for record in found.records] == [1, 4]
     asked = problem_for(load("rmsnorm"), shape=(1, 64), without=("rstd",))

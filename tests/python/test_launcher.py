@@ -270,8 +270,17 @@ def test_a_launch_that_the_driver_refuses_raises_what_it_is(norm: Kernel, device
         alone(norm, **given())
 
 
-@pytest.mark.parametrize("knobs", [{"cluster": 2, "threads_per_row": 32}, {"dependent_launch": "end"}])
-def test_clusters_and_early_starts_reach_the_driver(knobs: dict[str, Any], device: LauncherCpu) -> None:
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"cluster": 2, "threads_per_row": 32},
+        {"dependent_launch": "end"},
+        {"parts": 3, "persistent": 1, "threads_per_row": 32},
+    ],
+)
+def test_clusters_early_starts_and_blocks_that_wait_for_each_other_reach_the_driver(
+    knobs: dict[str, Any], device: LauncherCpu
+) -> None:
     schedule = replace(Schedule(), **knobs)
     norm = handle.kernel("layernorm", shape=(3, 1024), device="cpu", schedule=schedule)
     draw = np.random.default_rng(3)
@@ -281,9 +290,10 @@ def test_clusters_and_early_starts_reach_the_driver(knobs: dict[str, Any], devic
     np.testing.assert_allclose(
         y.values, expected(dict(zip(("x", "weight", "bias"), arrays, strict=True)))[0], atol=2e-5
     )
-    how = norm.module.kernels[0].launch
-    assert device.seen[-1][1:5] == (how.threads, how.shared_bytes, how.cluster, how.dependent)
-    assert how.cluster > 1 or how.dependent
+    launch = norm.module.kernels[0].launch
+    how = int(launch.dependent) | int(launch.cooperates) << 1
+    assert device.seen[-1][1:5] == (launch.threads, launch.shared_bytes, launch.cluster, how)
+    assert launch.cluster > 1 or how > 0
 
 
 def test_another_current_context_is_left_to_the_python_path(norm: Kernel, libraries: tuple[Any, Path]) -> None:

@@ -106,7 +106,8 @@ def test_python_gets_an_error_of_ours_too(state: Path) -> None:
         tuned()
 
 
-def test_a_folder_may_be_named_by_a_text(state: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("state")
+def test_a_folder_may_be_named_by_a_text(tmp_path: Path) -> None:
     found = tune(FEW, shape="8x96", device="cpu", trials=2, output=str(tmp_path / "headers"))
     assert found.header_path is not None
     assert found.header_path.parent == tmp_path / "headers"

@@ -31,7 +31,9 @@ class PartialRows(Finish):
         """Where the rows of totals lie, one per block: behind all partial rows."""
         if not self.cells.stores:
             return "partials"
-        rows = f"{blocks} / kCluster" if self.cells.plan.schedule.cluster > 1 else blocks
+        s = self.cells.plan.schedule
+        together = "kParts" if s.parts > 1 and blocks == "gridDim.x" else "kCluster"
+        rows = f"{blocks} / {together}" if s.cluster * s.parts > 1 else blocks
         return f"partials + static_cast<long long>({rows}) * kTensors * kPitch"
 
     def hand_on_total(self, index: str, value: str) -> Statement:
@@ -88,14 +90,14 @@ class TwoKernels(PartialRows):
         )
 
     def _second_constants(self, cells_each: int, blocks: int) -> list[Statement]:
-        cells, plan = self.cells, self.cells.plan
+        cells, plan, s = self.cells, self.cells.plan, self.cells.plan.schedule
         column_blocks = constant("kColumnBlocks", "kPitch / kCells * kTensors", "blocks that add sums of columns")
         return [
             setting("kCols", plan.problem.cols),
             constant("kPitch", PITCH, "columns of a row of float32 sums, padded"),
             setting("kSumVector", cells.vector, "columns whose sums lie kSumVectors cells apart"),
             constant("kSumVectors", "kCols / kSumVector"),
-            setting("kCluster", plan.schedule.cluster, "blocks that fill a partial row together"),
+            setting("kCluster", s.cluster * s.parts, "blocks that fill a partial row together"),
             constant("kThreads", str(FINISH_THREADS)),
             constant("kTensors", str(len(cells.stores)), "tensors that are summed over rows"),
             setting("kCells", cells_each, "sums that a block adds"),

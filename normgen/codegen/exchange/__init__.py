@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.cluster import ClusterWalk
 from normgen.codegen.exchange.exchange import Exchange
+from normgen.codegen.exchange.grid import Grid
 from normgen.codegen.exchange.team import Team
 from normgen.codegen.exchange.tree import Tree
 from normgen.schedule import plan as planned
@@ -18,6 +19,7 @@ WAYS: dict[planned.Exchange, type[Exchange]] = {
     planned.Exchange.COOPERATIVE_BLOCK: Team,
     planned.Exchange.CLUSTER: Team,
     planned.Exchange.CLUSTER_WALK: ClusterWalk,
+    planned.Exchange.GRID: Grid,
 }
 
 

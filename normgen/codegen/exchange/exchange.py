@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from normgen.codegen.module import Param
 from normgen.codegen.reductions import State
 from normgen.codegen.statements import Do, Let, Statement
 from normgen.schedule.plan import Plan
@@ -21,6 +22,10 @@ class Exchange:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+
+    def params(self) -> list[Param]:
+        """Its parts of the workspace, whose zeroed part begins with those of the exchange."""
+        return []
 
     def constants(self) -> list[Let]:
         return []
@@ -51,6 +56,10 @@ class Exchange:
 
     def next_row(self) -> list[Statement]:
         """At the end of a row."""
+        return []
+
+    def leave(self) -> list[Statement]:
+        """After the row loop."""
         return []
 
     def declare(self, states: list[State], size: str) -> list[Statement]:

@@ -51,7 +51,7 @@ class Bulk:
         ctypes = [self.access.ctype(load.name) for load in self.plan.held]
         size = " + ".join(f"sizeof({ctype})" for ctype in ctypes)
         size = f"({size})" if len(ctypes) > 1 else size
-        if self.plan.schedule.row_cluster > 1:
+        if self.plan.schedule.row_blocks > 1:
             return self._part_copies(size)
         found: list[Statement] = []
         if self.plan.cut.shifted:
@@ -70,9 +70,11 @@ class Bulk:
         return found
 
     def _part_copies(self, size: str) -> list[Statement]:
-        """A block of a cluster owns a stretch of the row in every step."""
+        """Of blocks that share a row each owns a stretch of it in every step."""
         first_step = "kHeldSteps" if self.plan.is_hybrid else "0"
-        first = Let("const int first", "(step * kCluster + static_cast<int>(cluster_rank())) * kThreads")
+        in_cluster = self.plan.schedule.row_cluster > 1
+        number = "kCluster + static_cast<int>(cluster_rank())" if in_cluster else "kParts + part"
+        first = Let("const int first", f"(step * {number}) * kThreads")
         owned = If("first < kVectors", (Do("own_vectors += min(kThreads, kVectors - first)"),), alone=True)
         slots = f"(stage * kSteps + {self.slots.step})" if self.plan.is_staged else self.slots.step
         copies: list[Statement] = [

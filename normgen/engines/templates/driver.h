@@ -23,6 +23,7 @@ using CUkernel = struct CUkern_st*;
 using CUlibrary = struct CUlib_st*;
 
 enum CUlaunchAttributeID : int {
+  CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
   CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
   CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 };
@@ -33,7 +34,7 @@ struct alignas(8) CUlaunchAttribute {
   union {
     char all[64];
     struct { unsigned x, y, z; } clusterDim;
-    int programmaticStreamSerializationAllowed;
+    int programmaticStreamSerializationAllowed, cooperative;
   } value;
 };
 static_assert(sizeof(CUlaunchAttribute) == 72, "as the driver reads it");
@@ -159,7 +160,11 @@ struct dim3 {
   dim3(unsigned count = 1) : x(count) {}
 };
 
-enum { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
+enum {
+  cudaLaunchAttributeClusterDimension,
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeCooperative,
+};
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,  // numbers of the driver
@@ -170,7 +175,7 @@ struct cudaLaunchAttribute {
   int id;
   struct {
     struct { unsigned x, y, z; } clusterDim;
-    int programmaticStreamSerializationAllowed;
+    int programmaticStreamSerializationAllowed, cooperative;
   } val;
 };
 
@@ -201,6 +206,9 @@ struct DriverConfig {
         to.value.clusterDim.x = from.val.clusterDim.x;
         to.value.clusterDim.y = from.val.clusterDim.y;
         to.value.clusterDim.z = from.val.clusterDim.z;
+      } else if (from.id == cudaLaunchAttributeCooperative) {
+        to.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+        to.value.cooperative = from.val.cooperative;
       } else {
         to.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         to.value.programmaticStreamSerializationAllowed = from.val.programmaticStreamSerializationAllowed;

@@ -21,9 +21,7 @@ def knobs_part(root: Path) -> str:
 
 
 def _knob(knob: Knob, picture: str | None, found: Evidence) -> str:
-    values = ", ".join(f"**{value}**" if value == knob.plain else str(value) for value in knob.values)
-    if knob.values == tuple(range(1, 1 + len(knob.values))) and len(knob.values) > MANY:
-        values = f"**{knob.plain}** to {knob.values[-1]}"
+    values = ", ".join(_runs(knob))
     lines = [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
     if "" in knob.words and knob.words[""] != knob.meaning:
         lines += [f"Beyond the plain value: {knob.words['']}.", ""]
@@ -32,6 +30,20 @@ def _knob(knob: Knob, picture: str | None, found: Evidence) -> str:
     kept = [number for number in range(len(HEAD)) if any(row[number] for row in rows)]
     shown = [tuple(row[number] for number in kept) for row in rows]
     return "\n".join([*lines, markdown_table(tuple(HEAD[number] for number in kept), shown)] if rows else lines)
+
+
+def _runs(knob: Knob) -> Iterator[str]:
+    """The values one by one; of many without a gap, and of many as far apart behind these, the first and the last."""
+    whole = sum(1 for number, value in enumerate(knob.values, 1) if value == number)
+    if whole <= MANY:
+        yield from (f"**{value}**" if value == knob.plain else str(value) for value in knob.values)
+        return
+    yield f"**{knob.plain}** to {whole}"
+    further = knob.values[whole:]
+    if further:
+        step = further[1] - further[0]
+        assert further == tuple(range(further[0], further[-1] + 1, step))
+        yield f"{further[0]} to {further[-1]} by {step}"
 
 
 def _rows(knob: Knob, found: Evidence) -> Iterator[tuple[str, ...]]:

@@ -240,7 +240,10 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     ),
     "rows_per_block": _scenes(owners, _WIDE, "threads_per_row=32", 1, 2, 4),
     "cluster": _scenes(owners, {**_WIDE, "shape": "2x128"}, "threads_per_row=32", 1, 2),
-    "parts": _scenes(owners, {"op": "swiglu", "shape": "2x128"}, "threads_per_row=32", 1, 2),
+    "parts": (
+        *_scenes(owners, {"op": "swiglu", "shape": "2x128"}, "threads_per_row=32", 1, 2),
+        *_scenes(owners, {**_WIDE, "shape": "2x128"}, "threads_per_row=32 persistent=2 blocks_per_sm=2", 4),
+    ),
     "reduce_with": _scenes(
         combining,
         _BARE,

@@ -89,6 +89,7 @@ void normgen_cpu_bulk_load(void* to, const void* from, unsigned bytes, unsigned 
 float normgen_cpu_atomic_add_float(float* target, float value);
 int normgen_cpu_atomic_add_int(int* target, int value);
 unsigned normgen_cpu_atomic_add_unsigned(unsigned* target, unsigned value);
+void normgen_cpu_await_turn(const unsigned* counter, unsigned before);
 float sqrtf(float) noexcept;
 float expf(float) noexcept;
 float exp2f(float) noexcept;

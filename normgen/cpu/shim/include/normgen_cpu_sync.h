@@ -47,6 +47,9 @@ NORMGEN_INLINE float atomicAdd(float* target, float value) { return normgen_cpu_
 NORMGEN_INLINE int atomicAdd(int* target, int value) { return normgen_cpu_atomic_add_int(target, value); }
 NORMGEN_INLINE unsigned atomicAdd(unsigned* target, unsigned value) { return normgen_cpu_atomic_add_unsigned(target, value); }
 
+NORMGEN_INLINE void fence_device() { normgen_cpu_threadfence(); }
+NORMGEN_INLINE void await_turn(const unsigned* counter, unsigned before) { normgen_cpu_await_turn(counter, before); }
+
 #define NORMGEN_LOAD(name)              \
   template <typename Word>              \
   NORMGEN_INLINE Word name(const Word* from) { return *from; }

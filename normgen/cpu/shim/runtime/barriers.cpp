@@ -92,9 +92,36 @@ void recheck_cluster_barrier() {
   }
 }
 
+// Where nobody is ready: those that wait for a counter go on if it has turned meanwhile.
+bool recheck_counters() {
+  bool any = false;
+  for (Block* block : machine.cluster) {
+    for (Fiber* fiber : block->fibers) {
+      if (fiber->exited || fiber->wait != Wait::kCounter || *fiber->counter >> 31 == fiber->before) continue;
+      wake(fiber);
+      any = true;
+    }
+  }
+  return any;
+}
+
 }  // namespace normgen_cpu
 
 using namespace normgen_cpu;
+
+// A thread spins until the top bit of a counter in memory is no longer `before`.
+NORMGEN_API void normgen_cpu_await_turn(const unsigned* counter, unsigned before) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  if (time_is_up) fault_timeout(pc);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(counter);
+  trace_step(address, sizeof(unsigned), kAtomic);
+  check_access(address, sizeof(unsigned), kAtomic, true, pc);
+  Fiber& fiber = *machine.current;
+  fiber.counter = counter;
+  fiber.before = before;
+  while (*counter >> 31 == before) park(Wait::kCounter, pc);
+  rely_on_counter(address, before != 0);
+}
 
 NORMGEN_API void normgen_cpu_syncthreads() {
   const uintptr_t pc = NORMGEN_CALLER;

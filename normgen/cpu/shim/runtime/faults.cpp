@@ -65,6 +65,9 @@ FaultRecord* record_stall(const Fiber& fiber) {
     case Wait::kNamed:
       return record_fault(kDeadlock, fiber.pc, "named barrier %d expects %d threads, and %zu have arrived", fiber.named_id,
                           fiber.named_threads, fiber.block->named[fiber.named_id].size());
+    case Wait::kCounter:
+      return record_fault(kDeadlock, fiber.pc, "waits for a counter in memory to turn, at which no block arrives any more: its "
+                          "top bit is %u, and %#x is counted", *fiber.counter >> 31, *fiber.counter & 0x7fffffffu);
     default:
       return record_fault(kDeadlock, fiber.pc, "the cluster barrier is not reached by every thread of the cluster");
   }
@@ -101,7 +104,7 @@ void fault_timeout(uintptr_t pc) {
 
 void report_stall() {
   const Fiber* culprit = nullptr;
-  for (Wait wait : {Wait::kMbarrier, Wait::kWarp, Wait::kBlock, Wait::kNamed, Wait::kCluster}) {
+  for (Wait wait : {Wait::kCounter, Wait::kMbarrier, Wait::kWarp, Wait::kBlock, Wait::kNamed, Wait::kCluster}) {
     if (culprit == nullptr) culprit = first_waiting(wait);
   }
   if (culprit == nullptr) return;

@@ -78,30 +78,17 @@ namespace normgen_cpu {
 
 namespace {
 
-constexpr size_t kSlots = static_cast<size_t>(kMaxThreads) * kMaxCluster;
+constexpr size_t kGuarded = static_cast<size_t>(kMaxThreads) * 16;  // stacks: a process may have 65530 mappings, two for each
 std::vector<Fiber*> fibers_by_slot;
 
-unsigned char* stack_of(int slot) {
-  static unsigned char* stacks = nullptr;
-  if (stacks == nullptr) {
-    void* reserved = mmap(nullptr, kSlots * kStackStride, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) {
-      std::perror("normgen cpu executor: cannot reserve fiber stacks");
-      std::abort();
-    }
-    stacks = static_cast<unsigned char*>(reserved);
-    machine.stacks_begin = reinterpret_cast<uintptr_t>(stacks);
-    machine.stacks_end = machine.stacks_begin + kSlots * kStackStride;
-  }
-  return stacks + static_cast<size_t>(slot) * kStackStride;
-}
+unsigned char* stack_of(size_t slot) { return reinterpret_cast<unsigned char*>(machine.stacks_begin) + slot * kStackStride; }
 
-void ensure_slot(int slot) {
-  if (fibers_by_slot.empty()) fibers_by_slot.resize(kSlots, nullptr);
+void ensure_slot(size_t slot) {
   if (fibers_by_slot[slot] != nullptr) return;
   const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   unsigned char* stack = stack_of(slot);
-  if (mprotect(stack + guard, kStackBytes - guard, PROT_READ | PROT_WRITE) != 0) {
+  const bool is_guarded = fibers_by_slot.size() <= kGuarded;
+  if (is_guarded && mprotect(stack + guard, kStackBytes - guard, PROT_READ | PROT_WRITE) != 0) {
     std::perror("normgen cpu executor: cannot map a fiber stack");
     std::abort();
   }
@@ -110,19 +97,40 @@ void ensure_slot(int slot) {
 
 void make_current(Fiber* fiber) {
   machine.current = fiber;
-  machine.stack_begin = machine.stacks_begin + fiber->stamp_thread * kStackStride;
+  machine.stack_begin = machine.stacks_begin + fiber->slot * kStackStride;
   ++machine.report->switches;
 }
 
 #ifdef NORMGEN_UCONTEXT
-std::vector<ucontext_t> contexts(kSlots);
+std::vector<ucontext_t> contexts;
 ucontext_t scheduler_context;
-size_t slot_of(const Fiber* fiber) { return static_cast<size_t>(fiber->block->rank) * kMaxThreads + fiber->thread; }
 #endif
 
 }  // namespace
 
-Fiber* make_fiber(int slot, Block* block, int thread) {
+// Room for the stacks of so many threads; of more than a cluster has without pages between them that nobody may touch.
+void reserve_stacks(size_t count) {
+  if (count <= fibers_by_slot.size()) return;
+  const size_t slots = count < kGuarded ? kGuarded : count;
+  if (machine.stacks_begin != 0) {
+    munmap(reinterpret_cast<void*>(machine.stacks_begin), machine.stacks_end - machine.stacks_begin);
+  }
+  const int access = slots <= kGuarded ? PROT_NONE : PROT_READ | PROT_WRITE;
+  void* reserved = mmap(nullptr, slots * kStackStride, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    std::perror("normgen cpu executor: cannot reserve fiber stacks");
+    std::abort();
+  }
+  machine.stacks_begin = reinterpret_cast<uintptr_t>(reserved);
+  machine.stacks_end = machine.stacks_begin + slots * kStackStride;
+  for (Fiber* fiber : fibers_by_slot) delete fiber;
+  fibers_by_slot.assign(slots, nullptr);
+#ifdef NORMGEN_UCONTEXT
+  contexts.resize(slots);
+#endif
+}
+
+Fiber* make_fiber(size_t slot, Block* block, int thread) {
   ensure_slot(slot);
   // Threads do the same at the same depth of their stacks: each begins at a cache line of its own, modulo a page, or all
   // would share one set of the cache.
@@ -133,6 +141,7 @@ Fiber* make_fiber(int slot, Block* block, int thread) {
   new (fiber) Fiber();
   fiber->block = block;
   fiber->thread = thread;
+  fiber->slot = slot;
   fiber->stamp_thread = static_cast<uint64_t>(block->rank) * kMaxThreads + thread;
   fiber->event = -1;
   fiber->dependency_met = machine.launch.dependent == 0;
@@ -162,7 +171,7 @@ Fiber* make_fiber(int slot, Block* block, int thread) {
 void resume(Fiber* fiber) {
   make_current(fiber);
 #ifdef NORMGEN_UCONTEXT
-  swapcontext(&scheduler_context, &contexts[slot_of(fiber)]);
+  swapcontext(&scheduler_context, &contexts[fiber->slot]);
 #else
   normgen_cpu_switch(&machine.scheduler_stack, fiber->stack_pointer);
 #endif
@@ -174,7 +183,7 @@ void leave_fiber() {
   std::deque<Fiber*>& ready = fiber->block->ready;
   if (machine.aborted || ready.empty()) {
 #ifdef NORMGEN_UCONTEXT
-    swapcontext(&contexts[slot_of(fiber)], &scheduler_context);
+    swapcontext(&contexts[fiber->slot], &scheduler_context);
 #else
     normgen_cpu_switch(&fiber->stack_pointer, machine.scheduler_stack);
 #endif
@@ -185,7 +194,7 @@ void leave_fiber() {
   make_current(next);
   if (next == fiber) return;
 #ifdef NORMGEN_UCONTEXT
-  swapcontext(&contexts[slot_of(fiber)], &contexts[slot_of(next)]);
+  swapcontext(&contexts[fiber->slot], &contexts[next->slot]);
 #else
   normgen_cpu_switch(&fiber->stack_pointer, next->stack_pointer);
 #endif

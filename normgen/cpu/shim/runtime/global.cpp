@@ -2,8 +2,9 @@
 //
 // Clusters run one after the other, and yet a conflict of two of them is seen: a stamp tells which cluster it is from.
 // An access of one cluster comes before an access of another one in one way only: a __threadfence() behind the first
-// access, an update of an integer counter behind that fence, an update of the same counter by the other cluster, a
-// __threadfence() behind it, and then the second access. Barriers may lie between any two of them.
+// access, an update of an integer counter behind that fence, an update of the same counter by the other cluster, or a
+// read that waits for it, a __threadfence() behind that, and then the second access. Barriers may lie between any two of
+// them. So it is with blocks of one cooperative launch, which are alive together.
 //
 // Of two threads of one block only conflicting writes count: where rows share a block, threads past the last row read
 // what that row's owner writes, and drop it.
@@ -37,6 +38,7 @@ struct Release {  // what an update of a counter tells
   uint64_t cluster_clock, clock, thread;
   Fence reached;                 // what barriers put in front of it, fenced or not
   std::vector<uint64_t> fenced;  // by thread of the cluster: up to which clock it tells of that thread; or empty
+  bool turn;                     // the counter's top bit behind it
 };
 
 struct Acquire {  // an update of a counter by the cluster that runs, which has seen the counter's first releases
@@ -107,9 +109,9 @@ bool is_told(uint64_t stamp, int record) {
   for (const int acquire : fiber.acquired) {
     if (tells(acquires[acquire], stamp, record)) return true;
   }
-  for (const Known& one : known) {
-    if (!tells(acquires[one.acquire], stamp, record) || !is_ordered(one.stamp, fiber)) continue;
-    fiber.acquired.push_back(one.acquire);
+  for (auto one = known.rbegin(); one != known.rend(); ++one) {  // the last ones tell most
+    if (!is_ordered(one->stamp, fiber) || !tells(acquires[one->acquire], stamp, record)) continue;
+    fiber.acquired.push_back(one->acquire);
     return true;
   }
   return false;
@@ -310,7 +312,7 @@ void check_cells(int region_index, uintptr_t address, size_t bytes, int access, 
 }
 
 // An update of a counter: it tells what the fences before it cover, and knows what the updates before it told.
-void meet_at_counter(uintptr_t address) {
+void meet_at_counter(uintptr_t address, bool turn) {
   if (cells == nullptr) return;
   Past& past = pasts[make_past(cell_at(address))];
   if (past.record < 0) {
@@ -321,7 +323,19 @@ void meet_at_counter(uintptr_t address) {
   const Fiber& fiber = *machine.current;
   if (!releases.empty()) acquires.push_back(Acquire{my_stamp(), past.record, releases.size()});
   const Fence reached = fence_now(fiber);
-  releases.push_back(Release{machine.cluster_clock, reached.clock, fiber.stamp_thread, reached, fenced_before(fiber)});
+  releases.push_back(Release{machine.cluster_clock, reached.clock, fiber.stamp_thread, reached, fenced_before(fiber), turn});
+}
+
+// A read that waits for the top bit of a counter to turn: it knows what the updates up to that one told. Those behind it
+// may have come before this thread looked, or not.
+void rely_on_counter(uintptr_t address, bool before) {
+  if (cells == nullptr) return;
+  const int record = pasts[make_past(cell_at(address))].record;
+  if (record < 0) return;
+  const std::vector<Release>& releases = records[record];
+  size_t known = releases.size();
+  while (known > 1 && releases[known - 2].turn != before) --known;
+  acquires.push_back(Acquire{my_stamp(), record, known});
 }
 
 // A fence behind acquires: this thread may rely on them, and so may whoever comes after the fence.

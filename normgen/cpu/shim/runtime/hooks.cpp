@@ -45,8 +45,10 @@ T atomic_add(T* target, T value, uintptr_t pc) {
   trace_step(address, sizeof(T), kAtomic);
   check_access(address, sizeof(T), kAtomic, true, pc);
   // Blocks count each other with integers; a sum of floats tells nobody that it is complete.
-  if (std::is_integral<T>::value && !in_shared(address)) meet_at_counter(address);
   const T old = *target;
+  if (std::is_integral<T>::value && !in_shared(address)) {
+    meet_at_counter(address, static_cast<uint32_t>(static_cast<int64_t>(old) + static_cast<int64_t>(value)) >> 31 != 0);
+  }
   *target = old + value;
   return old;
 }

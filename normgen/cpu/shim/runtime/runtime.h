@@ -21,7 +21,7 @@ using std::uintptr_t;
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;  // a block
-constexpr int kMaxCluster = 16;    // blocks
+constexpr int kMaxTogether = 255;  // blocks that are alive at a time: of a cluster, or of a cooperative launch
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr size_t kMaxShared = 256 * 1024;  // bytes of static, and of dynamic, shared memory of a block
 constexpr size_t kStackBytes = 256 * 1024;
@@ -52,7 +52,7 @@ enum FaultKind : int {
   kIndexOutOfArray,  // of a local or a shared array: Python tells which from the line
 };
 
-enum class Wait : int { kNone, kBlock, kWarp, kNamed, kCluster, kMbarrier };
+enum class Wait : int { kNone, kBlock, kWarp, kNamed, kCluster, kMbarrier, kCounter };
 
 // ---- the ABI shared with Python (normgen/cpu/library.py mirrors it) ----
 
@@ -93,7 +93,9 @@ struct Launch {
   unsigned char* shared_end;
   void** arguments;
   const Region* regions;
-  int region_count, grid, threads, cluster, dynamic_bytes, dependent;
+  int region_count, grid, threads;
+  int cluster;  // blocks that are alive at a time: of a cooperative launch all of the grid
+  int dynamic_bytes, dependent;
   int ends;  // clusters at each end of the grid that run; 0: all
   uint32_t seed;
   double time_limit_s;
@@ -131,14 +133,14 @@ struct Fence {  // a thread's last one, and what stood before it: clocks up to w
 };
 
 // ---- shared memory shadow: one cell per byte ----
-// A stamp is clock << 18 | flags << 16 | thread; thread is rank in the cluster * 1024 + threadIdx.x.
+// A stamp is clock << 20 | flags << 18 | thread; thread is rank in the cluster * 1024 + threadIdx.x.
 
-constexpr int kStampShift = 18;
-constexpr uint64_t kAtomicFlag = 1u << 16;
-constexpr uint64_t kInFlightFlag = 2u << 16;
-constexpr uint64_t kThreadBits = 0xFFFF;
-constexpr uint64_t kManyReaders = 0xFFFE;
-constexpr uint64_t kAsyncThread = 0xFFFF;
+constexpr int kStampShift = 20;
+constexpr uint64_t kAtomicFlag = 1u << 18;
+constexpr uint64_t kInFlightFlag = 2u << 18;
+constexpr uint64_t kThreadBits = 0x3FFFF;
+constexpr uint64_t kManyReaders = 0x3FFFE;  // no thread has this number, nor the next: there are 255 blocks at most
+constexpr uint64_t kAsyncThread = 0x3FFFF;
 
 struct Readers {  // of one byte, when several threads of the block have read it since the last block barrier
   uint32_t mask[kMaxWarps];
@@ -211,6 +213,9 @@ struct Fiber {
   int named_id, named_threads;
   Mbarrier* mbarrier;
   uint32_t parity;
+  const unsigned* counter;  // in memory, whose top bit this thread waits for: as long as it is `before`
+  unsigned before;
+  size_t slot;  // of its stack
   int event;            // the last event this thread took part in since the last block barrier, or -1
   uint64_t warp_clock;  // of the last __syncwarp of the whole warp
   Fence fence;          // __threadfence
@@ -269,7 +274,8 @@ extern Machine machine;
 extern volatile bool time_is_up;
 
 // fiber.cpp
-Fiber* make_fiber(int slot, Block* block, int thread);
+void reserve_stacks(size_t count);
+Fiber* make_fiber(size_t slot, Block* block, int thread);
 void resume(Fiber* fiber);
 void leave_fiber();               // to the block's next ready fiber, else to the scheduler; comes back when resumed
 [[noreturn]] void abandon_run();  // to the scheduler for good
@@ -307,7 +313,8 @@ void poison_shared(Block& block);
 void start_global_launch();
 void start_global_cluster(int first_block);
 void check_cells(int region, uintptr_t address, size_t bytes, int access, uintptr_t pc);
-void meet_at_counter(uintptr_t address);
+void meet_at_counter(uintptr_t address, bool turn);
+void rely_on_counter(uintptr_t address, bool before);
 void acquire_counters(Fiber& fiber);
 
 // fences.cpp
@@ -336,5 +343,6 @@ unsigned char* shared_of(Block& target, uintptr_t own);
 void recheck_warp(Block& block, int warp);
 void recheck_block_barrier(Block& block);
 void recheck_cluster_barrier();
+bool recheck_counters();
 
 }  // namespace normgen_cpu

@@ -1,4 +1,5 @@
-// One launch: clusters one after the other, the blocks of a cluster alive together, fibers in turn.
+// One launch: clusters one after the other, the blocks of a cluster alive together, fibers in turn. A cooperative launch
+// is one cluster in this, whose blocks meet in memory alone.
 #include <link.h>
 #include <sys/mman.h>
 
@@ -58,7 +59,7 @@ void activate(Block& block) {
 }
 
 Block* block_at(int rank) {
-  static Block* blocks[kMaxCluster] = {};
+  static Block* blocks[kMaxTogether] = {};
   if (blocks[rank] == nullptr) blocks[rank] = new Block();
   return blocks[rank];
 }
@@ -72,7 +73,8 @@ void start_block(int index, int rank) {
   block->rank = rank;
   block->start_clock = block->barrier_clock = tick();
   for (int thread = 0; thread < machine.launch.threads; ++thread) {
-    block->fibers.push_back(make_fiber(rank * kMaxThreads + thread, block, thread));
+    const size_t slot = static_cast<size_t>(rank) * machine.launch.threads + thread;
+    block->fibers.push_back(make_fiber(slot, block, thread));
     block->live[thread / kWarp] |= 1u << thread % kWarp;
   }
   std::vector<Fiber*> order = block->fibers;
@@ -112,7 +114,7 @@ void run_cluster(int index) {
   start_global_cluster(index * size);
   for (auto& arrivals : machine.arrivals) arrivals.assign(static_cast<size_t>(size) * kMaxThreads, 0);
   for (int rank = 0; rank < size; ++rank) start_block(index * size + rank, rank);
-  while (!machine.aborted && run_ready_fibers()) {
+  while (!machine.aborted && (run_ready_fibers() || recheck_counters())) {
   }
   if (!machine.aborted && !all_exited()) report_stall();
   if (!machine.aborted) machine.report->blocks_run += size;
@@ -161,6 +163,7 @@ void prepare(const Launch& launch, Report* report) {
     if (memory == MAP_FAILED) std::abort();
     machine.dynamic = static_cast<unsigned char*>(memory);
   }
+  reserve_stacks(static_cast<size_t>(launch.cluster) * launch.threads);
   dl_iterate_phdr(find_image, nullptr);
   std::memset(report, 0, offsetof(Report, faults));
   find_redzones();

@@ -1,0 +1,171 @@
+"""Rows that blocks of the grid share through memory: when that pays, by bytes, and the schedules that do so.
+
+Nothing here was fitted to sizes: a way to share a row moves so many bytes through so many SMs, and its blocks wait for
+each other so often. What lasts shortest comes first, among the ways without such blocks too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from normgen.device import Device
+from normgen.problem.problem import Problem
+from normgen.program.source import stages_of
+from normgen.schedule.cutting import PLAIN
+from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Params
+from normgen.schedule.legality import CUT, has_parameters, has_softmax, persistent, reduces_rows, refusal
+from normgen.schedule.plan import held_bytes_per_thread, param_bytes_per_thread
+from normgen.schedule.policy import look_once
+from normgen.schedule.schedule import Schedule
+
+LEAST_ROW = 1 << 20  # bytes: 16 SMs of a cluster read less in the time of one exchange through memory
+EXCHANGE_US, CLUSTER_US = 3.5, 0.5  # that blocks wait for each other: a fence, a counter, a read of all states
+SM_BYTES_PER_US = 64_000  # that an SM takes from memory at most, twice its share
+L2_OVER_DRAM = 2.5  # as fast
+LEFT_IN_L2 = 0.6  # of L2, what the look before has left there of a row
+HELD_BYTES = 128 << 10  # of a row, what registers of an SM hold
+ATOMICS_PER_US = 80_000
+BLOCKS = ((1, 1024), (2, 512), (1, 512), (2, 1024), (4, 256), (4, 512))  # blocks of an SM, and their threads
+
+
+def are_giant(problem: Problem) -> bool:
+    """Whether rows are so long that blocks that meet in memory may be the best way to share them."""
+    is_long = problem.row_bytes >= LEAST_ROW or problem.cols * problem.dtype.bytes >= LEAST_ROW
+    return is_long and reduces_rows(problem) and not (problem.any_cols or problem.sums_batches)
+
+
+def sharing_us(problem: Problem, s: Schedule, device: Device) -> float:
+    """What rows take at least, shared so: bytes through the SMs that have some, and what blocks wait for each other."""
+    stages = _stages(problem, s, device)
+    looks = stages + any(t.is_written and t.kind.is_elem for t in problem.tensors)
+    resident = max(1, s.persistent) * device.sm_count
+    walkers = max(1, min(problem.rows, resident // s.row_blocks))
+    dram = device.dram_gb_per_s * 1e3
+    rate = min(dram, min(walkers * s.row_blocks, device.sm_count) * SM_BYTES_PER_US)
+    moved, near = float(problem.compulsory_bytes), 0.0  # bytes from memory, and from L2
+    if s.hold is Hold.RELOAD:
+        again = problem.rows * problem.row_bytes * (looks - 1)
+        found = left_in_l2(problem, s, device, walkers=walkers)
+        moved, near = moved + again * (1 - found), near + again * found
+    if not s.keeps_params:
+        near += (problem.rows - 1) * problem.parameter_bytes * problem.cols
+    trips = math.ceil(problem.rows / walkers)
+    hidden = s.persistent if walkers > 1 else 1  # while blocks wait, others of their SM have work
+    waits = trips * stages * (EXCHANGE_US / hidden if s.meets_in_memory else CLUSTER_US)
+    return moved / rate + near / min(rate, L2_OVER_DRAM * dram) + waits + _columns_us(problem, s, walkers, dram)
+
+
+def left_in_l2(problem: Problem, s: Schedule, device: Device, *, walkers: int) -> float:
+    """The share of rows that L2 has left when so many blocks, or groups of them, look at their rows again.
+
+    A look that begins where the last one ended finds what is left; one that begins with the first columns finds all
+    that it needs, or nothing.
+    """
+    kept, in_flight = LEFT_IN_L2 * device.l2_bytes, min(walkers, problem.rows) * problem.row_bytes
+    if in_flight <= kept:
+        return 1.0
+    return kept / in_flight if s.meets_in_memory else 0.0
+
+
+def _stages(problem: Problem, s: Schedule, device: Device) -> int:
+    """Exchanges of a row: one where a method finds in one look what the formula says in two."""
+    online = has_softmax(problem) and (problem.dtype.bytes < 4 or s.hold is Hold.RELOAD)
+    return 1 if online or look_once(problem, device) else max(1, stages_of(problem))
+
+
+def _columns_us(problem: Problem, s: Schedule, walkers: int, dram: float) -> float:
+    """Sums over rows: partial rows written and read, or atomics, whose sums one block converts."""
+    sums = problem.column_outputs * problem.cols
+    if s.columns is Columns.ATOMIC:
+        return problem.rows * sums / ATOMICS_PER_US + 12 * sums / SM_BYTES_PER_US
+    return 8 * walkers * sums / (L2_OVER_DRAM * dram)
+
+
+def together(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Blocks of the whole grid that share rows, the best first, where no cluster is as good; not all are legal."""
+    if not are_giant(problem):
+        return
+    known = [(sharing_us(problem, s, device), number, s) for number, s in enumerate(_usual(problem, device))]
+    other = min(sharing_us(problem, s, device) for s in _without(problem, device))
+    for us, _, s in sorted(known, key=lambda one: one[:2]):
+        if us < other:
+            yield s
+
+
+def _without(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """How blocks or clusters would take the rows: clusters of rows that they hold."""
+    for cluster in (8, 16) if device.arch >= 90 else ():
+        if problem.row_bytes // cluster <= HELD_BYTES and not problem.column_outputs:
+            params = Params.KEPT if has_parameters(problem) else Params.LATE
+            yield PLAIN.varied(cluster=cluster, persistent=2, hold=Hold.REGISTERS, params=params)
+    alone = PLAIN.varied(threads_per_row=1024, persistent=1, hold=Hold.RELOAD)
+    yield alone.varied(columns=Columns.ATOMIC) if problem.column_outputs else alone
+
+
+def _usual(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Those of which a default is chosen: of equally good ones the first."""
+    for s in shared_rows(problem, device):
+        held = held_bytes_per_thread(problem, s)
+        beside = param_bytes_per_thread(problem, s) if has_parameters(problem) else 0
+        kept = s.hold is Hold.REGISTERS and s.copy is Copy.DIRECT and s.stages == 1 and not s.peels
+        if kept and beside and problem.rows > 1 and (held + beside) * s.threads * s.persistent <= 160 << 10:
+            yield s.varied(params=Params.KEPT)
+        yield s
+
+
+def shared_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Cuts of rows among resident blocks, and places for them to wait; not all are legal."""
+    for (per_sm, threads), parts in itertools.product(BLOCKS, _parts(problem, device)):
+        wanted = Schedule(
+            threads_per_row=threads,
+            parts=parts,
+            persistent=per_sm,
+            blocks_per_sm=per_sm if per_sm > 1 else 0,
+        )
+        cut = _widest(problem, wanted, device)
+        if cut is None or refusal(problem, cut.varied(hold=Hold.RELOAD), device, (*CUT, persistent)) is not None:
+            continue
+        held, shared = cut.varied(hold=Hold.REGISTERS, unroll=0), cut.varied(hold=Hold.SHARED, unroll=4)
+        yield from _summed(problem, held)
+        yield from _summed(problem, held.varied(stages=2))
+        yield from _summed(problem, held.varied(copy=Copy.CP_ASYNC))
+        yield from _summed(problem, shared)
+        for copy in Copy.CP_ASYNC, Copy.BULK:
+            yield from _summed(problem, shared.varied(copy=copy, stages=2))
+        yield from _summed(problem, cut.varied(hold=Hold.HYBRID, unroll=1))
+        yield from _summed(problem, cut.varied(hold=Hold.RELOAD, unroll=4))
+
+
+def _summed(problem: Problem, s: Schedule) -> Iterator[Schedule]:
+    """The schedule, with sums of columns in registers and by atomics where there are some."""
+    if problem.column_outputs:
+        yield s if s.hold is Hold.REGISTERS else s.varied(unroll=0)
+        yield s.varied(columns=Columns.ATOMIC)
+    else:
+        yield s
+
+
+def _widest(problem: Problem, cut: Schedule, device: Device) -> Schedule | None:
+    """The cut with the widest access that rows allow: of those with both ends left over last."""
+    size = problem.dtype.bytes
+    for vector in (v for v in (16, 8, 4, 2, 1) if v * size <= 16):
+        for edges in Edges.EXACT, Edges.MASKED, Edges.PEEL:
+            found = cut.varied(vector=vector, edges=edges)
+            if refusal(problem, found, device, CUT) is None:
+                return found
+    return None
+
+
+def _parts(problem: Problem, device: Device) -> list[int]:
+    """Blocks that may share a row so that whole groups are resident: as many groups as rows, or a few."""
+    found = set()
+    for per_sm in {per_sm for per_sm, _ in BLOCKS}:
+        resident = per_sm * device.sm_count
+        for groups in {*range(1, 9), 11, 12, 16, 22, 33, 44, 66, problem.rows, -(-problem.rows // 2)}:
+            parts = resident // groups
+            parts -= parts % 2 if parts > 64 else 0
+            if groups <= problem.rows and 2 <= parts <= 304:
+                found.add(parts)
+    return sorted(found, reverse=True)
