@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from normgen.errors import UsageError
 from normgen.torch.functional import function
@@ -22,7 +23,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         eps = self.eps if self.eps is not None else torch.finfo(_accumulated(x)).eps
-        return _over_last(_rms_norm, self.normalized_shape, x, _parameter(self, "weight"), eps)
+        return _over_last(_rms_norm, self.normalized_shape, (x, _parameter(self, "weight")), (eps,))
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -32,8 +33,8 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        parameters = _parameter(self, "weight"), _parameter(self, "bias")
-        return _over_last(_layer_norm, self.normalized_shape, input, *parameters, self.eps)
+        tensors = input, _parameter(self, "weight"), _parameter(self, "bias")
+        return _over_last(_layer_norm, self.normalized_shape, tensors, (self.eps,))
 
 
 class Softmax(torch.nn.Softmax):
@@ -46,7 +47,7 @@ class Softmax(torch.nn.Softmax):
         if self.dim not in (-1, input.ndim - 1):
             hint = "transpose, or take torch.nn.Softmax"
             raise UsageError("a kernel's rows lie along the last dimension", received=f"dim={self.dim}", hint=hint)
-        return _softmax(input)
+        return _called(_softmax, (input,), ())
 
 
 def _parameter(module: torch.nn.Module, name: str) -> Any:
@@ -55,15 +56,25 @@ def _parameter(module: torch.nn.Module, name: str) -> Any:
     return known[name] if name in known else getattr(module, name)
 
 
-def _over_last(run: Any, shape: tuple[int, ...], x: Tensor, *others: Any) -> Tensor:
+def _called(run: Any, tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> Tensor:
+    """`run` of these, without the two calls of Python on its way to a kernel."""
+    if not is_dynamo_compiling():
+        found = run.operator.eager(tensors, scalars, None)
+        if found is not NotImplemented:
+            return found
+    return run(*tensors, *scalars)
+
+
+def _over_last(run: Any, shape: tuple[int, ...], tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> Tensor:
     """`run` over the last dimensions, which are one to it."""
+    x = tensors[0]
     sizes = x.shape
     if len(shape) == 1 and sizes and sizes[-1] == shape[0]:  # a slice of sizes would cost 0.3 us
-        return run(x, *others)
+        return _called(run, tensors, scalars)
     if sizes[-len(shape) :] != shape:
         raise UsageError(f"the last sizes are the normalized_shape {shape}", received=str(tuple(sizes)))
-    flat = [o.flatten() if isinstance(o, torch.Tensor) else o for o in others]
-    return run(x.flatten(-len(shape)), *flat).reshape(x.shape)
+    flat = [None if t is None else t.flatten() for t in tensors[1:]]
+    return run(x.flatten(-len(shape)), *flat, *scalars).reshape(x.shape)
 
 
 def _accumulated(x: Tensor) -> Any:
