@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from normgen.errors import UsageError
-from normgen.torch.functional import function
+from normgen.torch.functional import function, over_last
 
 Tensor = Any
 
@@ -22,8 +21,11 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        eps = self.eps if self.eps is not None else torch.finfo(_accumulated(x)).eps
-        return _over_last(_rms_norm, self.normalized_shape, (x, _parameter(self, "weight")), (eps,))
+        weight = _parameter(self, "weight")
+        found = _straight(_rms_norm, self.normalized_shape, (x, weight), self.eps)
+        if found is not NotImplemented:
+            return found
+        return over_last(_rms_norm, self.normalized_shape, x, weight, eps=self.eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -33,21 +35,22 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        tensors = input, _parameter(self, "weight"), _parameter(self, "bias")
-        return _over_last(_layer_norm, self.normalized_shape, tensors, (self.eps,))
+        parameters = _parameter(self, "weight"), _parameter(self, "bias")
+        found = _straight(_layer_norm, self.normalized_shape, (input, *parameters), self.eps)
+        if found is not NotImplemented:
+            return found
+        return over_last(_layer_norm, self.normalized_shape, input, *parameters, eps=self.eps)
 
 
 class Softmax(torch.nn.Softmax):
-    """torch.nn.Softmax by our kernels, over the last dimension: y = exp(x - max) / sum(exp(x - max)).
+    """torch.nn.Softmax by our kernels: y = exp(x - max) / sum(exp(x - max)) along `dim`.
 
-    Raises UsageError for another dimension. Under autocast on CUDA the result is float32, as torch's.
+    Another dimension than the last is moved, and copied. Raises UsageError without one.
+    Under autocast on CUDA the result is float32, as torch's.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.dim not in (-1, input.ndim - 1):
-            hint = "transpose, or take torch.nn.Softmax"
-            raise UsageError("a kernel's rows lie along the last dimension", received=f"dim={self.dim}", hint=hint)
-        return _called(_softmax, (input,), ())
+        return _softmax(input, self.dim)
 
 
 def _parameter(module: torch.nn.Module, name: str) -> Any:
@@ -56,26 +59,11 @@ def _parameter(module: torch.nn.Module, name: str) -> Any:
     return known[name] if name in known else getattr(module, name)
 
 
-def _called(run: Any, tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> Tensor:
-    """`run` of these, without the two calls of Python on its way to a kernel."""
-    if not is_dynamo_compiling():
-        found = run.operator.eager(tensors, scalars, None)
-        if found is not NotImplemented:
-            return found
-    return run(*tensors, *scalars)
-
-
-def _over_last(run: Any, shape: tuple[int, ...], tensors: tuple[Any, ...], scalars: tuple[float, ...]) -> Tensor:
-    """`run` over the last dimensions, which are one to it."""
-    x = tensors[0]
-    sizes = x.shape
-    if len(shape) == 1 and sizes and sizes[-1] == shape[0]:  # a slice of sizes would cost 0.3 us
-        return _called(run, tensors, scalars)
-    if sizes[-len(shape) :] != shape:
-        raise UsageError(f"the last sizes are the normalized_shape {shape}", received=str(tuple(sizes)))
-    flat = [None if t is None else t.flatten() for t in tensors[1:]]
-    return run(x.flatten(-len(shape)), *flat, *scalars).reshape(x.shape)
-
-
-def _accumulated(x: Tensor) -> Any:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+def _straight(run: Any, shape: tuple[int, ...], tensors: tuple[Any, ...], eps: float | None) -> Any:
+    """An eager call over one dimension, by fewer calls of Python on the way to its kernel; NotImplemented of others."""
+    if is_dynamo_compiling() or eps is None or len(shape) != 1:
+        return NotImplemented
+    sizes = tensors[0].shape
+    if not sizes or sizes[-1] != shape[0]:
+        return NotImplemented
+    return run.operator.eager(tensors, (eps,), None)
