@@ -13,6 +13,8 @@ _HELD = 1 << 24  # float32 holds every whole number up to it
 
 def ignore_index_of(value: Any) -> int:
     """The label that does not count. Raises UsageError for what no label is, and for what float32 does not hold."""
+    if type(value) is int and -_HELD <= value <= _HELD:
+        return value
     rule = "ignore_index is a whole number of 64 bits that float32 holds exactly"
     hint = f"it holds all of them up to {_HELD}; torch's default is -100"
     if is_truth(value):
@@ -33,6 +35,8 @@ def ignore_index_of(value: Any) -> int:
 
 def label_smoothing_of(value: Any) -> float:
     """The share of a label that all columns have. Raises UsageError for what is none from 0 to 1, NaN too."""
+    if type(value) is float and 0 <= value <= 1:
+        return value
     rule = "label_smoothing is a number from 0 to 1"
     if isinstance(value, bool | str):
         raise UsageError(rule, received=repr(value))

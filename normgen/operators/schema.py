@@ -1,6 +1,8 @@
 """Names and schemas of an operation's operators in torch's dispatcher: of Python's and of a library.
 
-An operator takes the spec's read tensors, its scalars and the dtype of the outputs that follow an input.
+An operator takes the spec's read tensors, its scalars and the dtype of the outputs that follow an input: None, that of
+the tensors of rows. Programs that torch exports say None where they can: AOTInductor of torch 2.11 hands an operator
+another dtype than the program says.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Collection, Sequence
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Spec, Tensor
 
-DTYPE = "ScalarType out_dtype_"
+DTYPE = "ScalarType? out_dtype_"
 
 
 def operator_name(spec: Spec, returns: Collection[str], options: Sequence[str] = ()) -> str:
@@ -28,7 +30,7 @@ def operator_name(spec: Spec, returns: Collection[str], options: Sequence[str] =
 
 
 def forward_schema(spec: Spec, reads: Sequence[Tensor], results: int, last: str = DTYPE) -> str:
-    """(Tensor x, Tensor? weight, float eps, ScalarType out_dtype_) -> Tensor."""
+    """(Tensor x, Tensor? weight, float eps, ScalarType? out_dtype_) -> Tensor."""
     tensors = [f"Tensor{'?' if t.optional else ''} {t.name}" for t in reads]
     scalars = [f"float {name}" for name, _ in spec.scalars]
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"

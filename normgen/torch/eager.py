@@ -22,6 +22,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly th
 # What each call asks of torch's state, without the attributes on the way there.
 _modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _is_autocast, _is_grad_enabled = torch._C._is_any_autocast_enabled, torch.is_grad_enabled
+_is_deterministic = torch._C._get_deterministic_algorithms
 
 
 class Reduced(Protocol):
@@ -76,7 +77,7 @@ class Step:
         for tensor in given:
             if tensor is None:  # its output was not used
                 return self.calls.backward(kept.form, given, scalars)
-        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        is_deterministic = _is_deterministic()
         ready = self._behind.get(is_deterministic)
         if ready is None:
             ready = self._behind[is_deterministic] = self.calls.behind(kept.form, given)
@@ -186,11 +187,14 @@ class _Applied(torch.autograd.Function):
         saved = ctx.saved_tensors
         stored = step.gradients(step.reads((None, *cotangents, *saved, *held)), scalars)
         found = step.returns((None, *stored))
-        if shapes or torch.is_grad_enabled():
+        if shapes or _is_grad_enabled():
             return _finished(step, found, shapes, (*cotangents, *saved))
         return found
 
 
+# A node's `apply` looks for what it runs, and then for the kind of its class: here it is `backward` itself.
+if hasattr(_Applied, "_backward_cls"):
+    _Applied._backward_cls.apply = _Applied.backward
 # What `Function.apply` calls once it has looked for transforms of torch.func, as `Eager` has before.
 _apply = super(torch.autograd.Function, _Applied).apply
 

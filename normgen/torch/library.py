@@ -53,7 +53,8 @@ class Kept:
 
 
 class Operators:
-    """The operators of one spec. They take its read tensors, its scalars and the dtype of its outputs, in this order.
+    """The operators of one spec. They take its read tensors, its scalars and the dtype of its outputs, or None, in this
+    order.
 
     plain       writes `outputs` and the statistics that are not optional or are returned
     saving      writes `written`: besides, the statistics that the backward pass reads. It has a gradient
@@ -202,6 +203,10 @@ class Operators:
                 dtype = torch.promote_types(dtype, other.dtype)
         return dtype
 
+    def said(self, tensors: Values, dtype: Any) -> Any:
+        """The dtype as an operator is told: None where it follows from the tensors."""
+        return None if dtype == self.dtype(tensors, in_float32=False) else dtype
+
     def least_elements(self, dtypes: tuple[Any, ...], dtype: Any) -> tuple[int, int]:
         """`choosing.least_elements` of a call with these dtypes."""
         named = tuple("" if d is None else name_of(d) for d in dtypes)
@@ -210,7 +215,8 @@ class Operators:
 
     def _split(self, args: Sequence[Any]) -> tuple[Values, tuple[float, ...], Any]:
         count = len(self._takes)
-        return tuple(args[:count]), tuple(args[count:-1]), args[-1]
+        tensors, dtype = tuple(args[:count]), args[-1]
+        return tensors, tuple(args[count:-1]), self.dtype(tensors, in_float32=False) if dtype is None else dtype
 
     def _form(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Form:
         dtypes, out = self.calls.dtypes(tensors), name_of(dtype)
@@ -230,7 +236,7 @@ class Operators:
             ready = likely.get(key)
             results = NotImplemented if ready is None else ready.repeated(tensors, scalars)
             if results is NotImplemented:
-                ready = self.calls.prepared(written, tensors, dtype)
+                ready = self.calls.prepared(written, *self._split(args)[::2])
                 results = alone(ready(tensors, scalars))
                 if ready.is_kernel:
                     likely[key] = ready

@@ -131,8 +131,8 @@ class Operator:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None):
             if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
                 return _picked(operators.transformed(tensors, scalars, dtype), self._of_saving)
-            return _picked(operators.saving(*tensors, *scalars, dtype), self._of_saving)
-        return _picked(operators.plain(*tensors, *scalars, dtype), self._of_plain)
+            return _picked(operators.saving(*tensors, *scalars, operators.said(tensors, dtype)), self._of_saving)
+        return _picked(operators.plain(*tensors, *scalars, operators.said(tensors, dtype)), self._of_plain)
 
     def _dtype(self, tensors: Values) -> Any:
         return self.operators.dtype(tensors, in_float32=self._in_float32)

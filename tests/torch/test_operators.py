@@ -149,6 +149,23 @@ def test_a_compiler_takes_a_call_whole_and_once_for_all_sizes(op: str, opaque: b
     assert (ng.sites()[-1].kernel, ng.sites()[-1].asked) == (opaque, True)
 
 
+@pytest.mark.parametrize(("dtype", "said"), [(None, None), (torch.bfloat16, None), (torch.float32, torch.float32)])
+def test_an_exported_program_says_a_dtype_only_where_it_is_another(dtype: Any, said: Any, device: str) -> None:
+    """AOTInductor of torch 2.11 hands an operator another dtype than the program says: float16 became float32."""
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return ng.rms_norm(x, weight, dtype=dtype)
+
+    x, weight = torch.randn(3, 64, device=device).bfloat16(), torch.ones(64, device=device)
+    with torch.no_grad():
+        exported = torch.export.export(Norm(), (x, weight))
+        (node,) = (n for n in exported.graph.nodes if n.op == "call_function")
+        assert node.args[-1] is said
+        for given in (None, torch.bfloat16, torch.float32):
+            assert node.target(x, weight, 1e-6, given).dtype is (given or torch.bfloat16)
+
+
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # torch's own, as it decomposes
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_operator_can_be_exported(strict: bool, device: str) -> None:

@@ -57,6 +57,26 @@ inline int32_t code_of(ScalarType dtype) {
   return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
 }
 
+inline int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype = -1;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+// The dtype of results that follow an input where a call says none: that of the tensors of rows, of two the wider one.
+template <int kReads>
+inline int32_t followed(const Tensor* const (&tensors)[kReads], const bool (&by_row)[kReads]) {
+  int32_t found = -1;
+  for (int i = 0; i < kReads; ++i) {
+    if (tensors[i] == nullptr || !by_row[i]) continue;
+    const int32_t dtype = dtype_of(*tensors[i]);
+    const bool is_double = found == aoti_torch_dtype_float64() || dtype == aoti_torch_dtype_float64();
+    if (found >= 0 && found != dtype) found = is_double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+    if (found < 0) found = dtype;
+  }
+  return found;
+}
+
 // A tensor of a call: its rows lie at one distance, all else without gaps.
 struct View {
   Tensor tensor;
@@ -66,7 +86,7 @@ struct View {
   std::vector<int64_t> folded[2];
 
   View(const Tensor& given, const Use& use) : tensor(regular(given, use.pitched)) {
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+    dtype = dtype_of(tensor);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
     device = tensor.get_device_index();
     ndim = static_cast<int>(tensor.dim());
@@ -223,9 +243,7 @@ struct Header {
   bool takes(const Arguments& with) const {
     for (int i = 0; i < kReads; ++i) {
       if (with.tensors[i] == nullptr) continue;
-      int32_t dtype = -1;
-      TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(with.tensors[i]->get(), &dtype));
-      if (dtype != code_of(reads[i].stored)) return false;
+      if (dtype_of(*with.tensors[i]) != code_of(reads[i].stored)) return false;
     }
     return follows < 0 || with.out == code_of(results[follows].stored);
   }
@@ -246,9 +264,8 @@ const Header<kReads, kResults>& header_of(const Arguments& with, const Header<kR
   }
   for (int i = 0; i < kReads; ++i) {
     if (with.tensors[i] == nullptr) continue;
-    int32_t dtype = -1;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(with.tensors[i]->get(), &dtype));
-    received += (received.empty() ? "" : ", ") + std::string(headers[0].reads[i].name) + " " + name_of(dtype);
+    received += (received.empty() ? "" : ", ") + std::string(headers[0].reads[i].name) + " " +
+                name_of(dtype_of(*with.tensors[i]));
   }
   Client::type_error(std::string(with.function) + ": this library has kernels of " + known + "; received " + received +
                      (headers[0].follows < 0 ? "" : " -> " + name_of(with.out)));
