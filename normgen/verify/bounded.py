@@ -206,7 +206,8 @@ def unknown(found: Bounded, where: NDArray[np.bool_] | None) -> Bounded:
     if where is None or found.error is None or not where.any():
         return found
     value = np.where(where & ~np.isfinite(found.value), 1.0, found.value)
-    return Bounded(value, np.where(where, np.inf, found.error))
+    exact = None if found.exact is None else found.exact & ~where
+    return Bounded(value, np.where(where, np.inf, found.error), exact=exact, is_loose=found.is_loose)
 
 
 def outside(got: NDArray[Any], want: Array, dtype: DType) -> Array:
