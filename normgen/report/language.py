@@ -74,7 +74,8 @@ def _condition(function: Function) -> str:
 def _dtype(dtype: DType) -> tuple[str, ...]:
     ends = f"{dtype.least:.6g} to {dtype.largest:.6g}"
     rounding = "up" if dtype.rounds_up else "nearest even"
-    rounding += (", saturates" if dtype.saturates else "") + (f", NaN is {dtype.for_nan:g}" if dtype.for_nan is not None else "")
+    rounding += ", saturates" if dtype.saturates else ""
+    rounding += "" if dtype.for_nan is None else f", NaN is {dtype.for_nan:g}"
     aliases = ", ".join(f"`{alias}`" for alias in dtype.aliases if alias != dtype.name)
     return (
         f"`{dtype.name}`",
