@@ -257,7 +257,6 @@ def _width(tensor: TensorUse) -> str:
 
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     yield from (f"cols % {group} != 0" for group in problem.spec.groups)
-    yield from (f"cols % {packed} != 0" for packed in {t.dtype.packed for t in problem.tensors} - {1})
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:

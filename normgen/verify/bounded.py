@@ -84,8 +84,9 @@ class Bounded:
     @property
     def known_error(self) -> Array | None:
         """The error, and 0 where every schedule finds the value, which is not taken apart."""
-        is_spared = self.error is not None and self.exact is not None and not self.is_loose
-        return np.where(self.exact, 0.0, self.error) if is_spared else self.error
+        if self.error is None or self.exact is None or self.is_loose:
+            return self.error
+        return np.where(self.exact, 0.0, self.error)
 
     @property
     def near_0(self) -> NDArray[np.bool_] | None:
