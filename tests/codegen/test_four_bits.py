@@ -237,8 +237,9 @@ def test_a_handle_names_the_bytes_that_it_expects() -> None:
     x, scale = np.zeros((5, 64), np.float32), np.zeros((5, 2), ml_dtypes.float8_e8m0fnu)
     with pytest.raises(UsageError, match=r"wrong shape of 'q': expected \[.., cols / 2\] with cols / 2 = 32"):
         kernel(x, q=np.zeros((5, 64), np.uint8), scale=scale)
-    with pytest.raises(UsageError, match="wrong dtype of 'q': expected u8"):
-        kernel(x, q=np.zeros((5, 32), np.int32), scale=scale)
+    for other in (np.int32, ml_dtypes.float4_e2m1fn):  # the latter has a byte for each element
+        with pytest.raises(UsageError, match="wrong dtype of 'q': expected u8"):
+            kernel(x, q=np.zeros((5, 32), other), scale=scale)
 
 
 def test_a_handle_makes_and_takes_tiles_of_scales() -> None:
