@@ -131,6 +131,7 @@ def _view_numpy(array: np.ndarray[Any, Any]) -> ArrayView:
     kind = array.dtype
     steps = _in_elements(array.strides, kind.itemsize)
     name = _our_name(kind.name) if kind.isnative else kind.str  # >f4 has the name float32 as well
+    name = kind.name if name in DTYPES and DTYPES[name].packed > 1 else name  # of ml_dtypes: a byte for each element
     pointer = array.ctypes.data if array.size else 0  # what is empty shares no memory, wherever numpy lets it start
     return ArrayView(pointer, array.shape, steps, name, ON_CPU, not array.flags.writeable, None, array)
 

@@ -5,6 +5,7 @@ Names of the spec are marked: the header spells them once the text of its launch
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -260,8 +261,10 @@ def _width(tensor: TensorUse) -> str:
 
 
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
-    packed = {t.dtype.packed for t in problem.tensors} - {1}
-    yield from (f"cols % {size} != 0" for size in dict.fromkeys((*problem.spec.divisors, *sorted(packed))))
+    divisors = problem.spec.divisors
+    packed = sorted({t.dtype.packed for t in problem.tensors} - {1})
+    sizes = (*divisors, *(size for size in packed if math.lcm(*divisors) % size))
+    yield from (f"cols % {size} != 0" for size in sizes)
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:

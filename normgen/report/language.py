@@ -75,12 +75,13 @@ def _condition(function: Function) -> str:
 def _dtype(dtype: DType) -> tuple[str, ...]:
     ends = f"{dtype.least:.6g} to {dtype.largest:.6g}"
     rounding = "up" if dtype.rounds_up else "nearest even"
-    rounding += (", saturates" if dtype.saturates else "") + (", NaN is 0" if dtype.is_integer else "")
+    rounding += ", saturates" if dtype.saturates else ""
+    rounding += "" if dtype.for_nan is None else f", NaN is {dtype.for_nan:g}"
     aliases = ", ".join(f"`{alias}`" for alias in dtype.aliases if alias != dtype.name)
     return (
         f"`{dtype.name}`",
         aliases,
-        str(dtype.bytes),
+        str(dtype.bytes) if dtype.packed == 1 else f"{dtype.bytes} of {dtype.packed}",
         ends,
         rounding,
         f"`{dtype.cuda_ctype}`",

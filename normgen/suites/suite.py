@@ -18,7 +18,7 @@ pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
 stable_parameters = true        # the promise of `Problem.stable_parameters`
 in_place = { y = "x" }          # outputs that take the place of an input
-layout = { scale = "packed" }   # how scales of groups lie in memory: row_major, column_major, packed
+layout = { scale = "packed" }   # how scales of groups lie: row_major, column_major, packed, swizzled
 """
 
 from __future__ import annotations

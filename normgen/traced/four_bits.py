@@ -1,7 +1,8 @@
-"""Codes of f4e2m1 in the operations that torch tensors and JAX arrays both have: two a byte, the first in the low bits."""
+"""Codes of f4e2m1 in what torch tensors and JAX arrays both have: two a byte, the first in the low bits."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes without a sign
@@ -15,7 +16,7 @@ def codes(value: Any, where: Any, signs: Any) -> Any:
     signs  whether a value's sign bit is set
     """
     size, found = abs(value), 0
-    for code, (below, above) in enumerate(zip(NUMBERS, NUMBERS[1:], strict=False), start=1):
+    for code, (below, above) in enumerate(itertools.pairwise(NUMBERS), start=1):
         middle = (below + above) / 2
         found = found + where(size >= middle if code % 2 == 0 else size > middle, 1, 0)
     return where(value != value, NAN, found + where(signs, SIGN, 0))

@@ -141,7 +141,7 @@ class JaxArithmetic:
             return product(a, b, over or summed_axis(a, b), self.batches)
 
     def stored(self, value: Array, dtype: DType) -> Array:
-        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it saturates, two codes a byte."""
+        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it does, two codes a byte."""
         if dtype.packed > 1:
             return four_bits.two_a_byte(four_bits.codes(value, jnp.where, jnp.signbit(value))).astype(jnp.uint8)
         if dtype is F32:

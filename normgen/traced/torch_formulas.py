@@ -134,7 +134,7 @@ class TorchArithmetic:
             return product(a, b, over or summed_axis(a, b), self.batches)
 
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
-        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it saturates, two codes a byte."""
+        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it does, two codes a byte."""
         if dtype.packed > 1:
             return four_bits.two_a_byte(four_bits.codes(value, torch.where, torch.signbit(value))).to(torch.uint8)
         if dtype is F32 or (self.is_exact and not dtype.is_integer):

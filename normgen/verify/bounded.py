@@ -84,8 +84,9 @@ class Bounded:
     @property
     def known_error(self) -> Array | None:
         """The error, and 0 where every schedule finds the value, which is not taken apart."""
-        is_spared = self.error is not None and self.exact is not None and not self.is_loose
-        return np.where(self.exact, 0.0, self.error) if is_spared else self.error
+        if self.error is None or self.exact is None or self.is_loose:
+            return self.error
+        return np.where(self.exact, 0.0, self.error)
 
     @property
     def near_0(self) -> NDArray[np.bool_] | None:
@@ -206,7 +207,8 @@ def unknown(found: Bounded, where: NDArray[np.bool_] | None) -> Bounded:
     if where is None or found.error is None or not where.any():
         return found
     value = np.where(where & ~np.isfinite(found.value), 1.0, found.value)
-    return Bounded(value, np.where(where, np.inf, found.error))
+    exact = None if found.exact is None else found.exact & ~where
+    return Bounded(value, np.where(where, np.inf, found.error), exact=exact, is_loose=found.is_loose)
 
 
 def outside(got: NDArray[Any], want: Array, dtype: DType) -> Array:

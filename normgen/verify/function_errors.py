@@ -125,13 +125,14 @@ def _where(value: Array, condition: Bounded, a: Bounded, b: Bounded) -> Bounded:
         return Bounded(value)
     own, other = (np.zeros(()) if e.error is None else e.error for e in (a, b))
     own, other = np.where(holds, own, other), np.where(holds, other, own)
+    exact = np.broadcast_to(np.where(holds, *map(_is_exact, (a, b))), value.shape)
     if unsure is None or not unsure.any():
-        exact = np.broadcast_to(np.where(holds, *map(_is_exact, (a, b))), value.shape)
         return Bounded(value, np.broadcast_to(own, value.shape), exact=exact if exact.any() else None)
     apart = np.where(a.value == b.value, 0.0, np.abs(a.value - b.value))
     lost = unsure & ~np.isfinite(apart)
     error = np.where(unsure & ~lost, np.maximum(own, np.nan_to_num(apart) + other), own)
-    return unknown(Bounded(value, np.broadcast_to(error, value.shape)), np.broadcast_to(lost, value.shape))
+    found = Bounded(value, np.broadcast_to(error, value.shape), exact=exact & ~unsure)
+    return unknown(found, np.broadcast_to(lost, value.shape))
 
 
 def _least(name: str, args: tuple[Bounded, ...]) -> Array | float:

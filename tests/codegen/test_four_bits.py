@@ -32,6 +32,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.verify.bounded import Bounded
 from normgen.verify.error_model import Float32Error
+from tests.codegen.digests import header_of
 from tests.presets.fp4 import NUMBERS, codes, two_a_byte
 from tests.samples import sized
 
@@ -202,6 +203,17 @@ def test_a_cast_is_a_step_whose_place_is_known() -> None:
     np.testing.assert_array_equal(Float32Error(cols=1).cast(Bounded(np.array([np.nan])), F4E2M1).value, [6.0])
 
 
+def test_a_header_counts_bytes_and_says_so() -> None:
+    """Whose pitches are refused, what the general kernel's vectors ask for, what a tile of scales is."""
+    problem = problem_for(load("add_rmsnorm_to_nvfp4"), shape="64x512", dtype="bf16", layout={"scale": "swizzled"})
+    header = header_of(problem, default_schedule(problem, H200))
+    assert "__nv_fp4x2_e2m1* q, __nv_fp8_e4m3* scale" in header
+    assert "q_pitch < cols / 2 || scale_pitch < (cols / 16 + 3) / 4 * 512ll" in " ".join(header.split())
+    said = " ".join(header.replace("\n// ", " ").split())
+    assert "q has 2 elements a byte, the first in the low four bits; its pitch counts bytes." in said
+    assert "scale has 512 bytes for each 128 rows and four groups: group g of row r is byte 16 * (r % 32)" in said
+
+
 # ---- handles -----------------------------------------------------------------------------------------------------
 
 
@@ -225,8 +237,9 @@ def test_a_handle_names_the_bytes_that_it_expects() -> None:
     x, scale = np.zeros((5, 64), np.float32), np.zeros((5, 2), ml_dtypes.float8_e8m0fnu)
     with pytest.raises(UsageError, match=r"wrong shape of 'q': expected \[.., cols / 2\] with cols / 2 = 32"):
         kernel(x, q=np.zeros((5, 64), np.uint8), scale=scale)
-    with pytest.raises(UsageError, match="wrong dtype of 'q': expected u8"):
-        kernel(x, q=np.zeros((5, 32), np.int32), scale=scale)
+    for other in (np.int32, ml_dtypes.float4_e2m1fn):  # the latter has a byte for each element
+        with pytest.raises(UsageError, match="wrong dtype of 'q': expected u8"):
+            kernel(x, q=np.zeros((5, 32), other), scale=scale)
 
 
 def test_a_handle_makes_and_takes_tiles_of_scales() -> None:

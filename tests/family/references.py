@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -368,6 +369,29 @@ def layernorm(t: Tensors, s: Scalars) -> Array:
     return centred * rstd * t.get("weight", 1.0) + t.get("bias", 0.0)
 
 
+def _groups(y: Array, size: int) -> tuple[Array, Array]:
+    """The rows by group, [rows, groups, size], and the largest magnitude of each, [rows, groups, 1]."""
+    groups = y.reshape(len(y), -1, size)
+    return groups, np.abs(groups).max(axis=2, keepdims=True)
+
+
+def nvfp4(y: Array, t: Tensors) -> dict[str, Array]:
+    """A scale is rounded as it is stored; a group whose scale is 0 is 0."""
+    groups, amax = _groups(y, 16)
+    scale = np.clip(amax * t["global_scale"] / 6, -FP8, FP8).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    q = groups * np.where(scale == 0, 0.0, t["global_scale"] / scale)
+    return {"y": y, "scale": scale[..., 0], "q": q.reshape(y.shape)}
+
+
+def mxfp4(y: Array) -> dict[str, Array]:
+    """A scale is the power of two that is not below amax / 6, from 2^-127 to 2^127; a group of zeros is 0."""
+    groups, amax = _groups(y, 32)
+    scale = np.exp2(np.clip(np.ceil(np.log2(np.where(amax > 0, amax, 1.0) / 6)), -127, 127))
+    scale = np.where(amax > 0, scale, np.where(np.isnan(amax), np.nan, 2.0**-127))
+    q = groups * np.where(amax == 0, 0.0, 1 / scale)
+    return {"y": y, "scale": scale[..., 0], "q": q.reshape(y.shape)}
+
+
 def _added(quantised: Callable[[Array, Tensors, Scalars], dict[str, Array]]) -> Function:
     def run(t: Tensors, s: Scalars) -> dict[str, Array]:
         normed = add_rmsnorm(t, s)
@@ -409,6 +433,16 @@ FORWARD: dict[str, Function] = {
     "quantize_to_fp8_group": lambda t, s: per_group(t["x"], s, FP8),
     "quantize_to_int8_token": lambda t, s: per_token(t["x"], t, s, INT8),
     "quantize_to_int8_group": lambda t, s: per_group(t["x"], s, INT8),
+    "quantize_to_nvfp4": lambda t, _: nvfp4(t["x"], t),
+    "quantize_to_mxfp4": lambda t, _: mxfp4(t["x"]),
+    "rmsnorm_to_nvfp4": lambda t, s: nvfp4(rmsnorm(t, s), t),
+    "rmsnorm_to_mxfp4": lambda t, s: mxfp4(rmsnorm(t, s)),
+    "add_rmsnorm_to_nvfp4": _added(lambda y, t, _: nvfp4(y, t)),
+    "add_rmsnorm_to_mxfp4": _added(lambda y, _, __: mxfp4(y)),
+    "layernorm_to_nvfp4": lambda t, s: nvfp4(layernorm(t, s), t),
+    "layernorm_to_mxfp4": lambda t, s: mxfp4(layernorm(t, s)),
+    "silu_mul_to_nvfp4": lambda t, s: nvfp4(swiglu(t, s)["y"], t),
+    "silu_mul_to_mxfp4": lambda t, s: mxfp4(swiglu(t, s)["y"]),
 }
 BACKWARD: dict[str, Function] = {
     "add_rmsnorm": add_rmsnorm_backward,

@@ -97,7 +97,8 @@ def test_a_kernel_computes_what_is_written_by_hand(case: Case, kernels: dict[str
     assert verdict.ok, verdict.summary()
     for part in parts:
         if part.tensor.name == "q":
-            wrong = np.argwhere(~right_codes(part, outputs.arrays["q"][part.rows]))
+            codes = part.tensor.dtype.by_element(outputs.arrays["q"])
+            wrong = np.argwhere(~right_codes(part, codes[part.rows]))
             assert not wrong.size, f"q at {wrong[0]}"
 
 

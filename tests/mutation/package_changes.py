@@ -338,6 +338,12 @@ CHANGES: tuple[Change, ...] = (
         ("divmod(math.prod(view.shape), width)", "(math.prod(view.shape) // width, 0)"),
         ("return Placed(rows=None, pitch=width, lines=lines)", "return Placed(rows=None, pitch=128, lines=lines)"),
     ),
+    *changes(
+        "export/host_part.py",
+        FOUR_BITS,
+        ('f"{tensor.axes[-1]} / {tensor.dtype.packed}"', 'f"{tensor.axes[-1]}"'),
+        ("/ {WORD} * {TILE_BYTES}ll", "* {WORD}ll"),
+    ),
     *changes("verify/check.py", LAYOUTS, ("tensor.layout is ScaleLayout.SWIZZLED and bool", "False and bool")),
     *changes(
         "verify/error_model.py",

@@ -31,6 +31,7 @@ from normgen.verify import (
     signed_parameters,
 )
 from normgen.verify.check import row_parts
+from normgen.verify.rows import TIES_OF_4
 from normgen.verify.varied.values import (
     candidates,
     combinations,
@@ -223,7 +224,8 @@ def test_every_other_input_of_rows_is_at_extremes(op: str) -> None:
     read = [t for t in p.tensors if not t.is_written and t.kind.by_row and t.name != p.spec.inputs[0].name]
     first = {t.name for t in p.tensors if t.name == p.spec.inputs[0].name and f"{t.name} edges" in families_of(p)}
     assert varied == {t.name for t in read if t.dtype.bytes > 1} | first
-    assert set(default_families(p)) <= set(ALL)
+    assert set(default_families(p)) <= {*ALL, TIES_OF_4}
+    assert (TIES_OF_4 in default_families(p)) == (p.packed > 1)
 
 
 def test_where_rows_are_summed_other_inputs_are_at_extremes_in_calls_of_their_own() -> None:

@@ -21,8 +21,8 @@ __device__ __forceinline__ unsigned float_to_e2m1(float value) {
   const float at_most = fminf(value, 6.0f);  // 6 for NaN
   const float size = fminf(fabsf(at_most), 6.0f);
   // 2^22 times the value's power of two, or times 1: the sum is rounded to halves of that power, as an element is.
-  const unsigned power = __float_as_uint(fmaxf(size, 1.0f)) & 0x7f800000u;
-  const unsigned halves = __float_as_uint(size + __uint_as_float(power + (22u << 23)));
+  const unsigned binade = __float_as_uint(fmaxf(size, 1.0f)) & 0x7f800000u;
+  const unsigned halves = __float_as_uint(size + __uint_as_float(binade + (22u << 23)));
   // Of the powers 1, 2 and 4 codes are the halves, and 2 and 4 more: twice the exponent, 149 of the power 1.
   const unsigned code = halves + (halves >> 22) - 2u * 149u;
   return (code & 7u) | (__float_as_uint(at_most) >> 28 & 8u);
