@@ -122,7 +122,7 @@ POWERS = _table(
     Function(
         POWER,
         ("x", "p"),
-        "x to the power p, made of numbers and [scalars]; by a scalar NaN where x < 0 and p is no whole number, and its "
+        "x to the power p, made of numbers and [scalars]; by a scalar NaN where x < 0 and p is no whole number; its "
         "gradient p * x ** (p - 1) is by x alone",
     ),
 )
