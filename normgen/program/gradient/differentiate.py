@@ -56,6 +56,7 @@ from normgen.program.ir import (
 from normgen.program.monoid import DOT, symbol
 from normgen.program.ordered import opened
 from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.rewrites.rolls import is_rolled, rolls_to_loads
 from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
@@ -120,7 +121,10 @@ def differentiate(
     statements = named_by_gradients(statements)
     statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
     derived = RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars)
-    return check(without_dead_code(derived))  # eps, where the forward pass saved what it is in
+    derived = check(without_dead_code(derived))  # eps, where the forward pass saved what it is in
+    if is_rolled(derived):
+        rolls_to_loads(derived)  # refuses what no other column's thread can compute
+    return derived
 
 
 def _require_finite(program: RowProgram, statements: Iterable[Statement]) -> None:
@@ -336,7 +340,7 @@ class _Reverse:
         """What a value within the row is computed from, if that or a part of it is steep; else the value."""
         if value not in self.steep:
             self.steep[value] = value
-            if value.name in self.maps:
+            if value.name in self.maps and not isinstance(self.maps[value.name].expr, roll):
                 expr = opened(self.maps[value.name].expr)
                 expr = expr.xreplace({v: self._steep(v) for v in expr.free_symbols})
                 is_short = expr.count_ops() <= LONGEST_WRITTEN_OUT
