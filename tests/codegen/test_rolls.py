@@ -9,7 +9,7 @@ import pytest
 
 import normgen
 from normgen import verify
-from normgen.errors import NothingValidError, SpecError, UsageError
+from normgen.errors import NothingValidError, ProgramError, SpecError, UsageError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.lower import lower
@@ -208,6 +208,24 @@ def test_what_is_drawn_or_reduced_in_groups_is_not_rolled_under_a_name_either() 
     spec = spec_of("roll(x, 1) * s", 'x = "input"\ny = "output"', 's = "mean(x, 4)"')
     with pytest.raises(SpecError, match="the gradient of roll passes values of groups"):
         problem_for(spec, shape="4x32", direction="backward")
+
+
+def test_a_gradient_that_rolls_random_numbers_is_refused() -> None:
+    spec = spec_of("roll(x * x, 1) * random(seed)", 'x = "input"\nseed = "seed"\ny = "output"')
+    assert problem_for(spec, shape="4x32")
+    with pytest.raises(ProgramError, match="not random numbers") as refused:
+        problem_for(spec, shape="4x32", direction="backward")
+    assert refused.value.hint
+
+
+def test_a_branch_that_is_not_taken_has_no_gradient_through_a_roll() -> None:
+    """1 / 0 and its infinite slope stand in the branch that is not taken."""
+    spec = spec_of("where(roll(x, 1) != 0, roll(w / x, 1), 2)", 'x = "input"\nw = "input"\ny = "output"')
+    backward = normgen.kernel(spec, shape="1x4", direction="backward", device="cpu")
+    x, w = np.array([[1.0, 0.0, 2.0, 4.0]], np.float32), np.array([[3.0, 5.0, 7.0, 8.0]], np.float32)
+    dx, dw = backward(dy=np.array([[1.0, 10.0, 100.0, 1000.0]], np.float32), x=x, w=w)
+    np.testing.assert_allclose(dx, [[-30.0, 0.0, -1750.0, -0.5]])
+    np.testing.assert_allclose(dw, [[10.0, 0.0, 500.0, 0.25]])
 
 
 def test_rows_without_the_share_that_a_formula_rolls_by_are_refused() -> None:
