@@ -42,7 +42,7 @@ MIXED = parse("""
     h = "(x - mean(x)) * scale + shift"
     further = "roll(h * weight, cols - 2) * roll(gate, 4)"
     y = "further + roll(roll(h, 1), 1 - cols / 3) * where(roll(col, 5) < 4, 0.5, weight)"
-    total = "sum(roll(x, -1) * x)"
+    total = "sum(roll(x, 3) * x)"
     """)
 WAYS = {
     "a thread a row": ("7x3x6", "f32", {"threads_per_row": 1, "rows_per_block": 32, "vector": 2}),
@@ -53,7 +53,7 @@ WAYS = {
     "rows ahead": ("4x7x384", "f32", {"threads_per_row": 64, "vector": 2, **RING, "stages": 2}),
     "a bulk ring": ("4x7x384", "bf16", {"threads_per_row": 64, "vector": 2, **RING, "copy": "bulk"}),
     "a masked tail": ("3x4x126", "bf16", {"threads_per_row": 16, "rows_per_block": 4, "vector": 4, "edges": "masked"}),
-    "a peeled head": ("3x4x1002", "f32", {"threads_per_row": 64, "vector": 4, "edges": "peel", **IN_REGISTERS}),
+    "a peeled head": ("3x4x1008", "f32", {"threads_per_row": 64, "vector": 4, "edges": "peel", **IN_REGISTERS}),
     "peeled walkers": ("3x14x258", "bf16", {"threads_per_row": 32, "vector": 8, "edges": "peel", "persistent": 1}),
     "values kept": (
         *("3x5x192", "bf16"),
@@ -233,7 +233,10 @@ def test_rows_without_the_share_that_a_formula_rolls_by_are_refused() -> None:
         problem_for(HALVES, shape="4x8x127")
     with pytest.raises(UsageError, match="rolls rows by less than cols"):
         problem_for(spec_of("roll(x, 9) * w"), shape="4x8")
-    assert HALVES.whole_cols == 2
+    assert HALVES.whole_cols == HALVES.least_cols == 2
+    assert spec_of("roll(x, 9) * w").least_cols == 10
+    assert spec_of("roll(x, cols / 2 - 3) * w").least_cols == 8
+    assert spec_of("roll(x, cols - 5) * w").least_cols == 3
     assert MIXED.whole_cols == 3
     assert spec_of("roll(x, cols / 4 - cols / 6) * w").whole_cols == 12
 
