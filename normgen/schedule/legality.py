@@ -169,7 +169,7 @@ def _is_overwritten(problem: Problem, s: Schedule, load: Read) -> bool:
     if not problem.tensor(load.of).under:
         return False
     stride = s.threads_per_row * s.row_blocks * s.vector
-    is_own = problem.cols % stride == 0 and int(load.roll.subs(COLS, problem.cols)) % stride == 0
+    is_own = problem.cols % stride == 0 and int(load.ahead.subs(COLS, problem.cols)) % stride == 0
     return not (is_own and s.hold is Hold.REGISTERS and s.edges is Edges.EXACT and not problem.any_cols)
 
 

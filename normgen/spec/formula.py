@@ -143,17 +143,6 @@ class Roll:
     share: Fraction
     by: int
 
-    def columns(self, cols: int) -> int | None:
-        """Of rows of `cols`; None where that is no whole number, or not less than cols."""
-        found = self.share * cols + self.by
-        return int(found) if found.denominator == 1 and abs(found) < cols else None
-
-    def __str__(self) -> str:
-        share = {1: COLS, -1: f"-{COLS}"}.get(self.share, f"{self.share.numerator} * {COLS}")
-        share = share if self.share.denominator == 1 else f"{share} / {self.share.denominator}"
-        share = share.removeprefix("1 * ").replace("-1 * ", "-")
-        return share if self.share and not self.by else f"{share} + {self.by}" if self.share else str(self.by)
-
 
 def roll_of(expression: Expression) -> Roll | None:
     """How far `roll(e, k)` rolls a row; None of any other expression."""

@@ -163,12 +163,12 @@ class _Kinds:
     def check_exponent(self, exponent: Expression) -> None:
         """It is the same for all rows and columns, and a number of the call: a scalar of the device has a gradient."""
         known = {name for name, _ in self.spec.scalars} | {COLS, INNER}
-        others = [node for node in nodes(exponent) if isinstance(node, Name) and node.name not in known]
-        calls = [node for node in nodes(exponent) if isinstance(node, Call)]
-        if others or calls:
+        others: list[Expression] = [n for n in nodes(exponent) if isinstance(n, Name) and n.name not in known]
+        others += [node for node in nodes(exponent) if isinstance(node, Call)]
+        if others:
             rule = "an exponent is made of numbers and of [scalars]"
             hint = "by a tensor or a formula p, where x > 0, write exp(p * log(x)), which has a gradient by p too"
-            raise self.error(rule, min((*others, *calls), key=lambda node: node.column), hint=hint)
+            raise self.error(rule, min(others, key=lambda node: node.column), hint=hint)
 
     def check_roll(self, tree: Expression, kind: Kind) -> None:
         """A rolled value is computed of the tensors' elements in the columns that it comes from."""

@@ -1191,7 +1191,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/access.py",
         ROLLS,
-        ("columns(-load.roll)", "columns(load.roll)"),
+        ("columns(load.ahead)", "columns(-load.ahead)"),
         ('"true" if site is ALIGNED else "false"\n        known', '"true"\n        known'),
     ),
     *changes(
@@ -1236,7 +1236,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "spec/kinds.py",
         EXPONENTS,
-        ("isinstance(node, Name) and node.name not in known]", "isinstance(node, Name) and not known]"),
+        ("isinstance(n, Name) and n.name not in known]", "isinstance(n, Name) and not known]"),
     ),
     *changes(
         "spec/instead.py",
