@@ -83,7 +83,8 @@ def _power(value: Array, base: Bounded, exponent: Bounded) -> Bounded:
     """powf is good to 4 ulp (CUDA C++ Programming Guide), which are 8 u |v|, and what the errors of its arguments add.
 
     d log(x**p) = p dx / x + log(x) dp: of a base off by r |x| the power is off by (1 - r)^-|p|, of an exponent by
-    e^(|log x| e). Of a base that may have the other sign, or be 0, nothing is said: it may be NaN, or infinite.
+    e^(|log x| e). Of a base that may have the other sign, or be 0, and so is off by half of itself or more, nothing is
+    said: the power may be NaN, or infinite.
     """
     x, p = base.value, exponent.value
     if base.error is None and exponent.error is None:
@@ -97,9 +98,7 @@ def _power(value: Array, base: Bounded, exponent: Bounded) -> Bounded:
         logarithm = np.abs(np.log(np.where((size > 0) & (size < np.inf), size, 1.0)))
         grown = grown + logarithm * exponent.error
     carried = np.where(np.isfinite(grown), np.abs(value) * np.expm1(grown), np.inf)
-    found = rounded(value, carried, 8.0, of=(base, exponent))
-    near = base.near_0
-    return found if near is None else unknown(found, np.broadcast_to(near & (np.asarray(base.least) <= 0), value.shape))
+    return rounded(value, carried, 8.0, of=(base, exponent))
 
 
 def _as_error(unsure: Truth | None) -> Array | None:

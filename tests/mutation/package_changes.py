@@ -1231,7 +1231,8 @@ CHANGES: tuple[Change, ...] = (
         EXPONENTS,
         ("-np.abs(p) * np.log1p", "-np.log1p"),
         ("grown + logarithm * exponent.error", "grown"),
-        ("near & (np.asarray(base.least) <= 0)", "near & (np.asarray(base.least) > 0)"),
+        ("return rounded(value, carried, 8.0, of=(base, exponent))", "return rounded(value, carried, 1.0)"),
+        ("return rounded(value, None, 8.0)\n    grown", "return rounded(value, None, 1.0)\n    grown"),
     ),
     *changes(
         "spec/kinds.py",
