@@ -169,6 +169,16 @@ def test_halves_are_turned_in_place_where_a_thread_owns_both() -> None:
     assert "roll moves it to them" in str(refusal(problem, shared, DEVICE))
 
 
+def test_what_is_read_rolled_alone_waits_in_no_register() -> None:
+    """A thread of a row of its own overwrites what it reads later."""
+    problem = problem_for(spec_of("roll(x, -1) * w"), shape="24x8", in_place={"y": "x"})
+    alone = Schedule(threads_per_row=1, rows_per_block=128, **IN_REGISTERS)
+    assert "roll moves it to them" in str(refusal(problem, alone, DEVICE))
+    both = problem_for(spec_of("roll(x, -1) * w + x"), shape="24x8", in_place={"y": "x"})
+    found = check_on_cpu(both, emit(both, alone), most_elements=1 << 12)
+    assert found.ok, found.summary
+
+
 def test_neighbours_in_place_have_no_schedule_but_rows_of_a_thread() -> None:
     with pytest.raises(NothingValidError, match="no schedule is legal") as refused:
         default_schedule(problem_for(PAIRS, shape="4x3x1024", dtype="bf16", **IN_PLACE), DEVICE)
