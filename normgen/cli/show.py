@@ -88,7 +88,7 @@ def _backward(spec: Spec) -> str:
     if spec.has_inner:
         return "\n".join(_gradient(spec, t.name) for t in spec.tensors if t.role in READ and t.has_gradient)
     try:
-        problem = problem_for(spec, shape=(2, spec.whole_cols), dtype=spec.inputs[0].dtypes[0], direction="backward")
+        problem = problem_for(spec, shape=(2, spec.least_cols), dtype=spec.inputs[0].dtypes[0], direction="backward")
     except NormgenError as error:
         return f"none: {error}"
     return ", ".join(problem.results)

@@ -237,7 +237,7 @@ class Access(Tensors):
         start = f"{load.of}_row" if self.problem.tensor(load.of).kind.is_matrix else load.of
         aligned = "true" if site is ALIGNED else "false"
         known = "false" if self.plan.problem.any_cols else "true"
-        by = Printer(self.names).columns(-load.roll)
+        by = Printer(self.names).columns(load.ahead)
         held = self.plan.held if place is Place.REGISTERS and site is ALIGNED and not self.plan.is_hybrid else ()
         if load.of in {other.name for other in held}:
             return f"rolled_held<kStride, {by}, {self.cols}>({load.of}_held, step, {load.of}_row, {site.at})"

@@ -32,6 +32,7 @@ from normgen.program.functions import (
     equal,
     name_of,
     negation,
+    power_of,
     reciprocal_approximate,
     remainder,
     roll,
@@ -110,6 +111,8 @@ class Printer:
             return self._print(expr.args[0])
         if isinstance(expr, cast):
             return f"rounded<{expr.dtype.ctype}>({self.text(expr.args[0])})", ATOM
+        if isinstance(expr, power_of):
+            return f"powf({self.text(expr.args[0])}, {self.text(expr.args[1])})", ATOM
         if isinstance(expr, constant):
             return self._print(expr.args[0])
         if isinstance(expr, divide):
@@ -278,6 +281,8 @@ class FormulaPrinter(Printer):
     def _print(self, expr: sp.Expr) -> tuple[str, int]:
         if isinstance(expr, Index | remainder):
             return self.integer(expr), PRODUCT
+        if isinstance(expr, power_of):
+            return f"{self.operand(expr.args[0], ATOM)}**{self.operand(expr.args[1], ATOM)}", PRODUCT
         if isinstance(expr, roll):
             return f"roll({', '.join(map(self.text, expr.args))})", ATOM
         if isinstance(expr, where):

@@ -233,7 +233,7 @@ class Forms:
         named |= {t.name: form.out for t in self.spec.outputs if t.follows}
         problem = problem_for(
             self.spec,
-            shape=(1, self.spec.whole_cols),
+            shape=(1, self.spec.least_cols),
             inner=1 if self.spec.has_inner else None,
             dtype=named[self.spec.inputs[0].name],
             dtypes=named,

@@ -113,6 +113,10 @@ class constant(Opaque):
     """x, without a gradient."""
 
 
+class power_of(Opaque):
+    """power_of(x, p): x to the power of a number that is known at run time."""
+
+
 class roll(Opaque):
     """roll(x, k): x of the column (col - k) % cols; x is a value of columns, or `col` itself."""
 
@@ -205,6 +209,7 @@ MEANINGS: dict[str, Meaning] = {
     "log": Meaning(sp.log, "logf", lambda f: (sp.Pow(f.args[0], -1),)),
     "abs": Meaning(sp.Abs, "fabsf", lambda f: (sign(f.args[0]),)),
     "sign": Meaning(sign, ""),
+    "**": Meaning(power_of, "", lambda f: (f.args[1], power_of(f.args[0], f.args[1] - 1))),
     "tanh": Meaning(sp.tanh, "tanhf", lambda f: (1 - f**2,)),
     "erf": Meaning(sp.erf, "erff", lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
     "sin": Meaning(sp.sin, "sinf", lambda f: (sp.cos(f.args[0]),)),

@@ -79,6 +79,11 @@ class Load:
         """The tensor that is read."""
         return self.of or self.name
 
+    @property
+    def ahead(self) -> sp.Expr:
+        """How many columns lie between an element's and the one that it is read of."""
+        return -self.roll if self.roll is not None else sp.Integer(0)
+
 
 @dataclass(frozen=True)
 class Random:

@@ -14,6 +14,7 @@ from normgen.spec.functions import (
     MOVES,
     PICKS,
     POSITIONS,
+    POWERS,
     PRODUCTS,
     REDUCTIONS,
     ROUNDINGS,
@@ -35,6 +36,7 @@ def functions_part(_: Path) -> str:
     tables = (POSITIONS, PICKS, MOVES, TOTALS, ELEMENTWISE, ROUNDINGS, SOURCES)
     others = [(f"`{_call(f)}`", f.words) for table in tables for f in table.values()]
     conditions = [(f"`{_condition(f)}`", f.words) for f in CONDITIONS.values()]
+    conditions += [(f"`{' ** '.join(f.arguments)}`", f.words) for f in POWERS.values()]
     products = [(f"`{' @ '.join(f.arguments)}`", f.words) for f in PRODUCTS.values()]
     names = [(f"`{name}`", words) for name, words in CONSTANTS.items()]
     return markdown_table(("written", "what it gives"), [*reduced, *others, *conditions, *products, *names])

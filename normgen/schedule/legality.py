@@ -163,20 +163,28 @@ def pivots(problem: Problem, variance: Variance, softmax: Softmax) -> frozenset[
     return frozenset(load.of for load in program.loads if load.of and not load.roll)
 
 
-@lru_cache(maxsize=32)
 def rolled_loads(problem: Problem) -> tuple[Read, ...]:
     """What is read at other columns than a thread's own ones."""
     if not problem.spec.rolls:
         return ()
-    return tuple(load for load in passed(written_program(problem), Schedule())[-1][1].loads if load.roll)
+    return tuple(load for load in _loads(problem) if load.roll)
+
+
+@lru_cache(maxsize=32)
+def _loads(problem: Problem) -> tuple[Read, ...]:
+    return passed(written_program(problem), Schedule())[-1][1].loads
 
 
 def _is_overwritten(problem: Problem, s: Schedule, load: Read) -> bool:
-    """Whether an output takes the place of what is rolled, and a thread does not itself hold all that it needs."""
+    """Whether an output takes the place of what is rolled, and a thread does not itself hold all that it needs.
+
+    It holds what is read unrolled, too.
+    """
     if not problem.tensor(load.of).under:
         return False
     stride = s.threads_per_row * s.row_blocks * s.vector
-    is_own = problem.cols % stride == 0 and int(load.roll.subs(COLS, problem.cols)) % stride == 0
+    is_own = problem.cols % stride == 0 and int(load.ahead.subs(COLS, problem.cols)) % stride == 0
+    is_own &= any(other.name == load.of for other in _loads(problem))
     return not (is_own and s.hold is Hold.REGISTERS and s.edges is Edges.EXACT and not problem.any_cols)
 
 

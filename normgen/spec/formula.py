@@ -3,7 +3,8 @@
 A formula is never evaluated as Python: `ast.parse` only reads it, and every node that is not listed here is
 refused with file, line and column.
 
-    number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])  cast(e, dtype or tensor)
+    number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  e ** scalar  function(e[, e])
+    cast(e, dtype or tensor)
     e @ e
     reduction(e)  reduction(e, columns of a group)  take(e, index)  roll(e, columns)
     random(seed)
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, ROLL, TERM, TOTAL
+from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, POWER, REDUCTIONS, ROLL, TERM, TOTAL
 from normgen.spec.instead import AXES, instead_of_axis, instead_of_form, instead_of_function, instead_of_method
 
 LONGEST_TEXT = 2000
@@ -68,7 +69,7 @@ class Binary:
 
 @dataclass(frozen=True)
 class Power:
-    """`base ** exponent`; the exponent is a constant."""
+    """`base ** exponent`; the exponent is a constant. By a scalar it is a Call of POWER."""
 
     base: Expression
     exponent: Fraction
@@ -77,7 +78,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Call:
-    """One of FUNCTIONS, CONDITIONS or PRODUCTS."""
+    """One of FUNCTIONS, CONDITIONS, POWERS or PRODUCTS."""
 
     function: str
     args: tuple[Expression, ...]
@@ -141,17 +142,6 @@ class Roll:
 
     share: Fraction
     by: int
-
-    def columns(self, cols: int) -> int | None:
-        """Of rows of `cols`; None where that is no whole number, or not less than cols."""
-        found = self.share * cols + self.by
-        return int(found) if found.denominator == 1 and abs(found) < cols else None
-
-    def __str__(self) -> str:
-        share = {1: COLS, -1: f"-{COLS}"}.get(self.share, f"{self.share.numerator} * {COLS}")
-        share = share if self.share.denominator == 1 else f"{share} / {self.share.denominator}"
-        share = share.removeprefix("1 * ").replace("-1 * ", "-")
-        return share if self.share and not self.by else f"{share} + {self.by}" if self.share else str(self.by)
 
 
 def roll_of(expression: Expression) -> Roll | None:
@@ -365,15 +355,16 @@ class _Parser:
 
     def power(self, node: ast.BinOp, depth: int, at: int) -> Expression:
         base, exponent = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
-        if not isinstance(exponent, Number):
-            hint = "write the number: x ** 2.5. By a scalar or a tensor p, where x > 0, it is exp(p * log(x))"
-            raise self.error("an exponent is a constant", self.offset + node.right.col_offset, hint=hint)
+        if not isinstance(exponent, Number) and not isinstance(base, Number):
+            return Call(POWER, (base, exponent), at)  # what it is made of, `kinds` knows
+        if isinstance(base, Number):
+            hint = "write the constant's value; 2 ** x is exp(x * 0.6931471805599453)"
+            raise self.error("the base of a power contains a name", at, hint=hint)
+        assert isinstance(exponent, Number), "any other exponent has returned"
         if abs(exponent.value) > LARGEST_EXPONENT:
             hint = "write a power of a power, (x ** 64) ** 2, or exp(p * log(x)) where x > 0"
             rule = f"an exponent is at most {LARGEST_EXPONENT}"
             raise self.error(rule, self.offset + node.right.col_offset, hint=hint)
-        if isinstance(base, Number):
-            raise self.error("the base of a power contains a name", at, hint="write the constant's value")
         return Power(base, exponent.value, at)
 
     def call(self, node: ast.Call, depth: int, at: int) -> Expression:

@@ -116,6 +116,17 @@ CONDITIONS = _table(
     Function("not", ("a",), "whether it is 0"),
 )
 
+# A power whose exponent is known at run time, of every row the same; one by a number is a node of its own.
+POWER = "**"
+POWERS = _table(
+    Function(
+        POWER,
+        ("x", "p"),
+        "x to the power p, made of numbers and [scalars]; by a scalar NaN where x < 0 and p is no whole number; its "
+        "gradient p * x ** (p - 1) is by x alone",
+    ),
+)
+
 # A product of matrices, written `a @ b`.
 DOT = "dot"
 PRODUCTS = _table(

@@ -169,9 +169,7 @@ _FUNCTIONS = {
     **dict.fromkeys(("topk", "top_k", "sort", "argsort", "median", "quantile"), _NO_ORDER),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "scan", "associative_scan", "logcumsumexp"), _NO_SCANS),
     **dict.fromkeys(("prefix_sum", "cumulative_sum", "running_sum"), _NO_SCANS),
-    **dict.fromkeys(
-        ("trace", "flip", "reverse", "fft", "conv", "conv1d"), _NO_NEIGHBOURS
-    ),
+    **dict.fromkeys(("trace", "flip", "reverse", "fft", "conv", "conv1d"), _NO_NEIGHBOURS),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
     **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),
     **dict.fromkeys(("rope", "rotary", "apply_rotary_pos_emb"), _ROPE),

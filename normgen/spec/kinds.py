@@ -24,7 +24,7 @@ from normgen.spec.formula import (
     roll_of,
     totalled,
 )
-from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE, TERM
+from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, POWER, RANDOM, ROW_REDUCTIONS, TAKE, TERM
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 from normgen.spec.writing import written
 
@@ -148,6 +148,8 @@ class _Kinds:
         if kind.by_row and kind.by_inner and kind.by_col:
             rule = "no value varies along rows, inner and cols"
             raise self.error(rule, tree, hint="write x @ w for the sum of the products over inner")
+        if isinstance(tree, Call) and tree.function == POWER:
+            self.check_exponent(tree.args[1])
         if roll_of(tree):
             self.check_roll(tree, parts[0])
         if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
@@ -157,6 +159,16 @@ class _Kinds:
         if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
             return self.reduced(tree, parts, kind)
         return kind
+
+    def check_exponent(self, exponent: Expression) -> None:
+        """It is the same for all rows and columns, and a number of the call: a scalar of the device has a gradient."""
+        known = {name for name, _ in self.spec.scalars} | {COLS, INNER}
+        others: list[Expression] = [n for n in nodes(exponent) if isinstance(n, Name) and n.name not in known]
+        others += [node for node in nodes(exponent) if isinstance(node, Call)]
+        if others:
+            rule = "an exponent is made of numbers and of [scalars]"
+            hint = "by a tensor or a formula p, where x > 0, write exp(p * log(x)), which has a gradient by p too"
+            raise self.error(rule, min(others, key=lambda node: node.column), hint=hint)
 
     def check_roll(self, tree: Expression, kind: Kind) -> None:
         """A rolled value is computed of the tensors' elements in the columns that it comes from."""

@@ -430,6 +430,12 @@ class Spec:
         return math.lcm(*self.divisors)
 
     @cached_property
+    def least_cols(self) -> int:
+        """So many columns that a problem may have them: whole ones, and more than rows are rolled by."""
+        far = (abs(by) / (1 - abs(share) if abs(share) < 1 else Fraction(2)) for share, by in self.rolls)
+        return (math.floor(max(far, default=Fraction(0))) // self.whole_cols + 1) * self.whole_cols
+
+    @cached_property
     def divisors(self) -> tuple[int, ...]:
         """What cols are multiples of: groups, and the parts that rows are rolled by."""
         parts = math.lcm(*(share.denominator for share, _ in self.rolls))

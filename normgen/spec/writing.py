@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power
-from normgen.spec.functions import CONDITIONS, DOT
+from normgen.spec.functions import CONDITIONS, DOT, POWER
 
 # How tightly each form binds, as in Python.
 _OR, _AND, _NOT, _COMPARED, _SUM, _PRODUCT, _SIGNED, _POWER, _WHOLE = range(9)
@@ -52,6 +52,8 @@ def _written(expression: Expression) -> tuple[str, int]:
             return f"cast({written(arg)}, {to})", _WHOLE
         case Call(function=function, args=(left, right)) if function == DOT:
             return f"{_within(left, _PRODUCT)} @ {_within(right, _PRODUCT + 1)}", _PRODUCT
+        case Call(function=function, args=(base, exponent)) if function == POWER:
+            return f"{_within(base, _WHOLE)}**{_within(exponent, _WHOLE)}", _POWER
         case Call(function="not", args=(arg,)):
             return f"not {_within(arg, _COMPARED)}", _NOT
         case Call(function=function, args=(left, right)) if function in CONDITIONS:

@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "erf": lax.erf,
     "constant": lax.stop_gradient,
     "%": jnp.fmod,
+    "**": jnp.power,
     "clamp": lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
     "where": lambda condition, a, b: jnp.where(condition != 0, a, b),
     "<": jnp.less,

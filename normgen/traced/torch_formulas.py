@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in ("abs", "floor", "ceil", "round", "minimum", "maximum", "sign")},
     "constant": lambda x: x.detach().clone(),
     "%": torch.fmod,
+    "**": torch.pow,
     "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
     "where": lambda condition, a, b: torch.where(condition != 0, a, b),
     "<": torch.lt,
@@ -90,7 +91,7 @@ class TorchArithmetic:
     def call(self, name: str, *args: Tensor) -> Tensor:
         if name == "divide":
             return self.divide(*args)
-        found = _FUNCTIONS[name](*(map(self.real, args) if name in _OF_REALS else args))
+        found = _FUNCTIONS[name](*(map(self.real, args) if name in (*_OF_REALS, "**") else args))
         return found.to(self.dtype) if found.dtype == torch.bool else found
 
     def named(self, a: Tensor) -> Tensor:

@@ -414,6 +414,7 @@ _SLOPES: dict[str, Callable[..., tuple[Array, ...]]] = {
     "cos": lambda _, x: (-np.sin(x),),
     "maximum": lambda _, a, b: _halves(a, b),
     "minimum": lambda _, a, b: _halves(b, a),
+    "**": lambda _, x, p: (p * np.power(x, p - 1),),
     "clamp": lambda _, x, low, high: (
         1.0 * ((low <= x) & (x <= high)),
         1.0 * ((x < low) & (low <= high)),

@@ -393,7 +393,7 @@ class Float32Error:
         exact = Float64(cols=self.cols)
         least = exact.roll(np.asarray(arg.least), share, by)
         error = None if arg.error is None else exact.roll(arg.error, share, by)
-        held = None if arg.exact is None else exact.roll(arg.exact, share, by) > 0
+        held = None if arg.exact is None else exact.roll(arg.exact.astype(np.float64), share, by) > 0
         return Bounded(
             exact.roll(arg.value, share, by), error, least, is_whole=arg.is_whole, exact=held, is_loose=arg.is_loose
         )

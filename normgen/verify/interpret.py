@@ -137,6 +137,7 @@ _FLOAT64: dict[str, Callable[..., Any]] = {
     "maximum": np.maximum,
     "sign": lambda x: np.nan_to_num(np.sign(x)),  # a tie has no side, nor has NaN
     "%": np.fmod,
+    "**": np.power,
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
     "where": lambda condition, a, b: np.where(condition != 0, a, b),
     **{name: _truth(holds) for name, holds in _CONDITIONS.items()},
@@ -303,6 +304,10 @@ class Evaluation(Generic[V]):
                 return functools.reduce(lambda a, b: do.call(name, a, b), map(self._walk, values))
             case ast.Compare():
                 return self._compare(node)
+            case ast.BinOp(left=left, op=ast.Pow(), right=right) if any(
+                isinstance(part, ast.Name) for part in ast.walk(right)
+            ):
+                return do.call("**", self._walk(left), self._walk(right))
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return do.power(self._walk(left), self._exponent(right))
             case ast.BinOp(left=left, op=ast.MatMult(), right=right):

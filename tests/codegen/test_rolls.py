@@ -9,7 +9,7 @@ import pytest
 
 import normgen
 from normgen import verify
-from normgen.errors import NothingValidError, SpecError, UsageError
+from normgen.errors import NothingValidError, ProgramError, SpecError, UsageError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.lower import lower
@@ -42,7 +42,7 @@ MIXED = parse("""
     h = "(x - mean(x)) * scale + shift"
     further = "roll(h * weight, cols - 2) * roll(gate, 4)"
     y = "further + roll(roll(h, 1), 1 - cols / 3) * where(roll(col, 5) < 4, 0.5, weight)"
-    total = "sum(roll(x, -1) * x)"
+    total = "sum(roll(x, 3) * x)"
     """)
 WAYS = {
     "a thread a row": ("7x3x6", "f32", {"threads_per_row": 1, "rows_per_block": 32, "vector": 2}),
@@ -53,7 +53,7 @@ WAYS = {
     "rows ahead": ("4x7x384", "f32", {"threads_per_row": 64, "vector": 2, **RING, "stages": 2}),
     "a bulk ring": ("4x7x384", "bf16", {"threads_per_row": 64, "vector": 2, **RING, "copy": "bulk"}),
     "a masked tail": ("3x4x126", "bf16", {"threads_per_row": 16, "rows_per_block": 4, "vector": 4, "edges": "masked"}),
-    "a peeled head": ("3x4x1002", "f32", {"threads_per_row": 64, "vector": 4, "edges": "peel", **IN_REGISTERS}),
+    "a peeled head": ("3x4x1008", "f32", {"threads_per_row": 64, "vector": 4, "edges": "peel", **IN_REGISTERS}),
     "peeled walkers": ("3x14x258", "bf16", {"threads_per_row": 32, "vector": 8, "edges": "peel", "persistent": 1}),
     "values kept": (
         *("3x5x192", "bf16"),
@@ -169,6 +169,16 @@ def test_halves_are_turned_in_place_where_a_thread_owns_both() -> None:
     assert "roll moves it to them" in str(refusal(problem, shared, DEVICE))
 
 
+def test_what_is_read_rolled_alone_waits_in_no_register() -> None:
+    """A thread of a row of its own overwrites what it reads later."""
+    problem = problem_for(spec_of("roll(x, -1) * w"), shape="24x8", in_place={"y": "x"})
+    alone = Schedule(threads_per_row=1, rows_per_block=128, **IN_REGISTERS)
+    assert "roll moves it to them" in str(refusal(problem, alone, DEVICE))
+    both = problem_for(spec_of("roll(x, -1) * w + x"), shape="24x8", in_place={"y": "x"})
+    found = check_on_cpu(both, emit(both, alone), most_elements=1 << 12)
+    assert found.ok, found.summary
+
+
 def test_neighbours_in_place_have_no_schedule_but_rows_of_a_thread() -> None:
     with pytest.raises(NothingValidError, match="no schedule is legal") as refused:
         default_schedule(problem_for(PAIRS, shape="4x3x1024", dtype="bf16", **IN_PLACE), DEVICE)
@@ -210,12 +220,33 @@ def test_what_is_drawn_or_reduced_in_groups_is_not_rolled_under_a_name_either() 
         problem_for(spec, shape="4x32", direction="backward")
 
 
+def test_a_gradient_that_rolls_random_numbers_is_refused() -> None:
+    spec = spec_of("roll(x * x, 1) * random(seed)", 'x = "input"\nseed = "seed"\ny = "output"')
+    assert problem_for(spec, shape="4x32")
+    with pytest.raises(ProgramError, match="not random numbers") as refused:
+        problem_for(spec, shape="4x32", direction="backward")
+    assert refused.value.hint
+
+
+def test_a_branch_that_is_not_taken_has_no_gradient_through_a_roll() -> None:
+    """1 / 0 and its infinite slope stand in the branch that is not taken."""
+    spec = spec_of("where(roll(x, 1) != 0, roll(w / x, 1), 2)", 'x = "input"\nw = "input"\ny = "output"')
+    backward = normgen.kernel(spec, shape="1x4", direction="backward", device="cpu")
+    x, w = np.array([[1.0, 0.0, 2.0, 4.0]], np.float32), np.array([[3.0, 5.0, 7.0, 8.0]], np.float32)
+    dx, dw = backward(dy=np.array([[1.0, 10.0, 100.0, 1000.0]], np.float32), x=x, w=w)
+    np.testing.assert_allclose(dx, [[-30.0, 0.0, -1750.0, -0.5]])
+    np.testing.assert_allclose(dw, [[10.0, 0.0, 500.0, 0.25]])
+
+
 def test_rows_without_the_share_that_a_formula_rolls_by_are_refused() -> None:
     with pytest.raises(UsageError, match="a part of cols: these are a multiple of 2"):
         problem_for(HALVES, shape="4x8x127")
     with pytest.raises(UsageError, match="rolls rows by less than cols"):
         problem_for(spec_of("roll(x, 9) * w"), shape="4x8")
-    assert HALVES.whole_cols == 2
+    assert HALVES.whole_cols == HALVES.least_cols == 2
+    assert spec_of("roll(x, 9) * w").least_cols == 10
+    assert spec_of("roll(x, cols / 2 - 3) * w").least_cols == 8
+    assert spec_of("roll(x, cols - 5) * w").least_cols == 3
     assert MIXED.whole_cols == 3
     assert spec_of("roll(x, cols / 4 - cols / 6) * w").whole_cols == 12
 

@@ -27,6 +27,8 @@ NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.
 INFINITIES = ("inf", "-inf")
 INDICES = ("0", "2", "-1", "row", "row % cols", "argmax(x)", "argmin(x)", "floor(mean(abs(x)))", "300", "label")
 EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5", "0.3", "(-1/3)")
+SCALAR_EXPONENTS = ("eps", "(eps - 1)")
+ROLLS = ("1", "-1", "3", "-2", "cols - 1", "1 - cols", "cols / 2", "1 - cols / 2")
 UNARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 1)
 BINARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 2)
 COMPARISONS = tuple(name for name, function in CONDITIONS.items() if name not in ("and", "or", "not"))
@@ -199,7 +201,7 @@ class _Pen:
             text = f"{left} {rng.choice('+-*/')} {right}"
             return text if rng.random() < 0.2 else f"({text})"
         if kind < 0.53:
-            return f"({part()})**{rng.choice(EXPONENTS)}"
+            return f"({part()})**{rng.choice(EXPONENTS if rng.random() < 0.9 else SCALAR_EXPONENTS)}"
         if kind < 0.68:
             return f"{rng.choice(UNARY)}({part()})"
         if kind < 0.74:
@@ -221,6 +223,8 @@ class _Pen:
             inner = self.by_row(part())
             is_grouped = rng.random() < self.groups
             return self.over_groups(inner) if is_grouped else f"{rng.choice(tuple(REDUCTIONS))}({inner})"
+        if kind < 0.985:
+            return f"roll({self.by_row(part())}, {rng.choice(ROLLS)})"
         return f"-{part()}"
 
     def pattern(self, e: str) -> str:

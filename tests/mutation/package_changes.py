@@ -32,6 +32,9 @@ PLAN = (
 )
 BLOCKS_PER_ROW = ("tests/codegen/test_blocks_per_row.py",)
 IDLE = ("tests/measure/test_replays.py", "tests/schedule/test_plan.py")
+ROLLS = ("tests/codegen/test_rolls.py",)
+EXPONENTS = ("tests/codegen/test_scalar_exponents.py",)
+SPELT = ("tests/spec/test_formula.py",)
 PREFETCH = ("tests/cpu/test_prefetch.py",)
 STATISTICS = ("tests/records/test_statistics.py",)
 WINNERS = ("tests/records/test_winners.py",)
@@ -235,7 +238,11 @@ CHANGES: tuple[Change, ...] = (
         (f"{GROUPED}column_c_has_value_c_over_group",),
         ("np.repeat(inputs[t.name], t.group, axis=-1)", "np.tile(inputs[t.name], t.group)"),
     ),
-    *changes("spec/spec.py", (f"{GROUPED}cols_are_whole_groups_of_each_size",), ("math.lcm(*", "max(")),
+    *changes(
+        "spec/spec.py",
+        (f"{GROUPED}cols_are_whole_groups_of_each_size",),
+        ("return math.lcm(*self.divisors)", "return max(self.divisors)"),
+    ),
     *changes("problem/tensors.py", (f"{GROUPED}a_value_of_groups_has_no_gradient",), ("in (gradients or ())", "in ()")),
     *changes(
         "schedule/plan.py",
@@ -1309,5 +1316,90 @@ CHANGES: tuple[Change, ...] = (
         HANDLES_OF_PRODUCTS,
         ("if view.shape != (self.lines, self.width):", "if view.shape[-1] != self.width:"),
         ("kind.by_batch else self.lines or placed.rows", "kind.by_batch else placed.rows"),
+    ),
+    *changes(
+        "codegen/library/rolled_column.cuh",
+        ROLLS,
+        ("by % cols < 0 ? by % cols + cols : by % cols", "by % cols"),
+        ("column < cols - right ?", "column <= cols - right ?"),
+        (": column - (cols - right)", ": column - (cols - right) + 1"),
+    ),
+    *changes(
+        "codegen/library/read_rolled.cuh",
+        ROLLS,
+        ("low + N < cols ? low + N : 0", "low + N < cols ? low + N : low"),
+        ("const int low = first - offset;", "const int low = first;"),
+        ("read<N>(row + low)", "read<N>(row + low + N)"),
+        ("is_whole && offset == 0", "is_whole"),
+        ("kAligned && G == 1 && cols % N == 0", "kAligned && cols % N == 0"),
+        ("i + offset < N ? low : high", "i + offset <= N ? low : high"),
+        ("? first + i : (first + i) % cols", "? first + i : first + i - 1"),
+        ("read<1>(row + at / G)", "read<1>(row + at)"),
+    ),
+    *changes(
+        "codegen/library/rolled_held.cuh",
+        ROLLS,
+        ("(step + kRight / kStride) % kSteps", "step"),
+        ("column + N < kCols ? column + N : 0", "column + N < kCols ? column + N : column"),
+        ("(column > 0 ? column : kCols) - N", "column > 0 ? column - N : 0"),
+        ("N - (kCols - kRight)", "kCols - kRight"),
+        ("kCols % N == 0 && kCols - kRight < N", "kCols % N == 0 && kCols - kRight <= 2 * N"),
+    ),
+    *changes(
+        "codegen/access.py",
+        ROLLS,
+        ("columns(load.ahead)", "columns(-load.ahead)"),
+        ('"true" if site is ALIGNED else "false"\n        known', '"true"\n        known'),
+    ),
+    *changes(
+        "program/rewrites/rolls.py",
+        ROLLS,
+        ("return self.of(value.name, own + by, called)", "return self.of(value.name, own - by, called)"),
+        ("| {COL: by}", "| {}"),
+        ("share % 1 * COLS", "share * COLS"),
+    ),
+    *changes(
+        "program/gradient/differentiate.py",
+        ROLLS,
+        ("self.rolled.poly(cotangent, -expr.args[1])", "self.rolled.poly(cotangent, expr.args[1])"),
+        ("self.rolled.poly(cotangent, -expr.args[1])", "cotangent"),
+    ),
+    *changes(
+        "schedule/legality.py",
+        ROLLS,
+        ("is_own and s.hold is Hold.REGISTERS and", "s.hold is Hold.REGISTERS and"),
+    ),
+    *changes(
+        "verify/interpret.py",
+        ROLLS,
+        (
+            "np.roll(arg, columns_of(share, by, self.cols), axis=-1)",
+            "np.roll(arg, -columns_of(share, by, self.cols), axis=-1)",
+        ),
+    ),
+    *changes(
+        "program/functions.py",
+        EXPONENTS,
+        ("(f.args[1], power_of(f.args[0], f.args[1] - 1))", "(f.args[1], power_of(f.args[0], f.args[1] + 1))"),
+        ("(f.args[1], power_of(f.args[0], f.args[1] - 1))", "(power_of(f.args[0], f.args[1] - 1),)"),
+    ),
+    *changes(
+        "verify/function_errors.py",
+        EXPONENTS,
+        ("-np.abs(p) * np.log1p", "-np.log1p"),
+        ("grown + logarithm * exponent.error", "grown"),
+        ("return rounded(value, carried, 8.0, of=(base, exponent))", "return rounded(value, carried, 1.0)"),
+        ("return rounded(value, None, 8.0)\n    grown", "return rounded(value, None, 1.0)\n    grown"),
+    ),
+    *changes(
+        "spec/kinds.py",
+        EXPONENTS,
+        ("isinstance(n, Name) and n.name not in known]", "isinstance(n, Name) and not known]"),
+    ),
+    *changes(
+        "spec/instead.py",
+        SPELT,
+        ("if axis in _OF_COLUMNS or whose in _EACH_COLUMN:", "if axis in _OF_COLUMNS:"),
+        ("    if said in _OF_COLUMNS:", "    if said in _OF_ROWS:"),
     ),
 )

@@ -319,6 +319,7 @@ VALUES: dict[str, Callable[..., Array]] = {
     "minimum": np.minimum,
     "maximum": np.maximum,
     "%": np.fmod,
+    "**": np.power,
     "divide": np.divide,
     "constant": np.asarray,
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),

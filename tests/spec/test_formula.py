@@ -41,9 +41,7 @@ HOSTILE = [
     "9**9**9**9",
     "x**9**9",
     "x**65",
-    "x**(1/3 + y)",
     "2**x",
-    "x**y",
     "1e400",
     "1e-99",
     "x * 1e999999999",
@@ -128,8 +126,6 @@ NO_WAY_OUT = "a refusal without a hint"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("(1 - x) ** gamma", "exp(p * log(x))"),  # a power by a scalar
-        ("x ** y", "write the number"),
         ("x ** 100", "a power of a power"),
         ("x +", "a formula is one expression"),
         ("x; y", "a formula is one expression"),

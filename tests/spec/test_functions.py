@@ -11,7 +11,7 @@ from normgen.errors import SpecError
 from normgen.program.functions import MEANINGS
 from normgen.program.lower import lower
 from normgen.spec.formula import Call, parse_formula
-from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, FUNCTIONS, POSITIONS, REDUCTIONS
+from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, FUNCTIONS, POSITIONS, POWERS, REDUCTIONS
 from normgen.spec.reader import parse
 from normgen.verify import interpret
 from normgen.verify.interpret import FUNCTIONS as REFERENCES
@@ -23,7 +23,7 @@ BY_OTHERS = {"sqrt", "rsqrt", "sigmoid"}  # powers, and 1 / (1 + exp(-x))
 
 
 def test_every_function_has_a_meaning_and_a_reference_of_its_own() -> None:
-    assert ELEMENTWISE.keys() | CONDITIONS.keys() | {"%"} == MEANINGS.keys() | BY_OTHERS
+    assert ELEMENTWISE.keys() | CONDITIONS.keys() | POWERS.keys() | {"%"} == MEANINGS.keys() | BY_OTHERS
     assert VALUES.keys() == MEANINGS.keys()
     assert {name: function.takes for name, function in ELEMENTWISE.items()} == REFERENCES
     assert REDUCTIONS.keys() == set(REDUCED)

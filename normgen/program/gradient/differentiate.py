@@ -26,7 +26,7 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import INFINITY, divide, equal, roll, unequal, where
+from normgen.program.functions import INFINITY, divide, equal, power_of, roll, unequal, where
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.defined import Defined
@@ -56,6 +56,7 @@ from normgen.program.ir import (
 from normgen.program.monoid import DOT, symbol
 from normgen.program.ordered import opened
 from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.rewrites.rolls import is_rolled, rolls_to_loads
 from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
@@ -120,7 +121,10 @@ def differentiate(
     statements = named_by_gradients(statements)
     statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
     derived = RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars)
-    return check(without_dead_code(derived))  # eps, where the forward pass saved what it is in
+    derived = check(without_dead_code(derived))  # eps, where the forward pass saved what it is in
+    if is_rolled(derived):
+        rolls_to_loads(derived)  # refuses what no other column's thread can compute
+    return derived
 
 
 def _require_finite(program: RowProgram, statements: Iterable[Statement]) -> None:
@@ -316,6 +320,7 @@ class _Reverse:
     def _find_mask(self, atom: sp.Expr) -> bool:
         if isinstance(atom, where):
             return 0 in atom.args[1:]
+        atom = self.rolled.origin(atom)
         if atom in self.named:
             return self._is_masked(self.named[atom])
         inner = self.algebra.sums.get(atom) or self.algebra.group_sums.get(atom)
@@ -335,7 +340,7 @@ class _Reverse:
         """What a value within the row is computed from, if that or a part of it is steep; else the value."""
         if value not in self.steep:
             self.steep[value] = value
-            if value.name in self.maps:
+            if value.name in self.maps and not isinstance(self.maps[value.name].expr, roll):
                 expr = opened(self.maps[value.name].expr)
                 expr = expr.xreplace({v: self._steep(v) for v in expr.free_symbols})
                 is_short = expr.count_ops() <= LONGEST_WRITTEN_OUT
@@ -346,6 +351,7 @@ class _Reverse:
         """Whether it divides by, or takes a root or the logarithm of, what varies along the row."""
         powers = (p for p in expr.atoms(sp.Pow) if not (p.exp.is_Integer and p.exp > 0))
         inner = [*(p.base for p in powers), *(f.args[-1] for f in expr.atoms(sp.log, divide))]
+        inner += [f.args[0] for f in expr.atoms(power_of)]
         return expr.has(INFINITY) or any(kind_of(e, self.kinds).within_row for e in inner)
 
     def _through_dot(self, statement: Reduce) -> None:

@@ -67,6 +67,10 @@ class Rolled:
             self._add(symbol(name), origin, by)
         return self._known[origin, by]
 
+    def origin(self, value: sp.Symbol) -> sp.Symbol:
+        """What a value is rolled from; of another one itself."""
+        return self._origin.get(value, (value, None))[0]
+
     def _add(self, value: sp.Symbol, of: sp.Symbol, by: sp.Expr) -> None:
         origin, own = self._origin.get(of, (of, sp.Integer(0)))
         by = columns(own + by)

@@ -99,7 +99,8 @@ class _Moving:
                 self.statements.append(found)
                 return symbol(found.name)
         rule = "roll moves what is made of tensors, column by column: not random numbers, nor values of groups"
-        raise ProgramError(rule, received=f"{name} in {self.program.name}", value=name)
+        hint = "store what is rolled, or what rolls it; a spec of its own has the other part"
+        raise ProgramError(rule, received=f"{name} in {self.program.name}", hint=hint)
 
     def expr(self, expr: sp.Expr, by: sp.Expr) -> sp.Expr:
         """An expression with its values of columns, and the number of the column, rolled."""
