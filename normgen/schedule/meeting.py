@@ -22,11 +22,11 @@ from normgen.schedule.policy import look_once
 from normgen.schedule.schedule import Schedule
 
 LEAST_ROW = 1 << 20  # bytes: 16 SMs of a cluster read less in the time of one exchange through memory
-# That blocks wait for each other: 3.6 to 4.7 for each row of 4 M where one group or two walk, 2.2 with copies of the next
-# row under way and two groups an SM (64 rows of 1 M). Blocks that only share an SM do not hide it.
+# That blocks wait for each other: 3.6 to 4.7 for each row of 4 M where one group or two walk, 2.2 with copies of the
+# next row under way and two groups an SM (64 rows of 1 M). Blocks that only share an SM do not hide it.
 EXCHANGE_US, CLUSTER_US = 4.5, 0.5
-# That an SM takes from memory at most: twice its share; 27,000 to 28,500 by one block that reads its row again and again
-# (softmax of one row of 16 M, rmsnorm of 64 of 1 M).
+# That an SM takes from memory at most: twice its share; 27,000 to 28,500 by one block that reads its row again and
+# again (softmax of one row of 16 M, rmsnorm of 64 of 1 M).
 SM_BYTES_PER_US, ALONE_BYTES_PER_US = 64_000, 28_000
 L2_OVER_DRAM = 2.5  # as fast
 LEFT_IN_L2 = 0.4  # of L2, what the look before has left there of a row
