@@ -47,7 +47,7 @@ class Constants:
     shuffle_us: float = 0.018
     barrier_us: float = 0.015
     cluster_barrier_us: float = 0.18
-    grid_exchange_us: float = 3.0
+    grid_exchange_us: float = 4.0
     l2_over_dram: float = 1.26
     store_us: float = 0.2
     element_us: float = 0.003

@@ -1,7 +1,8 @@
 """Rows that blocks of the grid share through memory: when that pays, by bytes, and the schedules that do so.
 
-Nothing here was fitted to sizes: a way to share a row moves so many bytes through so many SMs, and its blocks wait for
-each other so often. What lasts shortest comes first, among the ways without such blocks too.
+No size decides: a way to share a row moves so many bytes through so many SMs, and its blocks wait for each other so
+often. What lasts shortest comes first, among the ways without such blocks too. What an exchange takes is an H200's:
+softmax and rmsnorm f32 of 4 and 64 rows of 1 M, 16 of 4 M and one of 16 M, some 80 schedules each, all through memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from normgen.schedule.policy import look_once
 from normgen.schedule.schedule import Schedule
 
 LEAST_ROW = 1 << 20  # bytes: 16 SMs of a cluster read less in the time of one exchange through memory
-EXCHANGE_US, CLUSTER_US = 3.5, 0.5  # that blocks wait for each other: a fence, a counter, a read of all states
-SM_BYTES_PER_US = 64_000  # that an SM takes from memory at most, twice its share
+# That blocks wait for each other: 3.6 to 4.7 for each row of 4 M where one group or two walk, 2.2 with copies of the
+# next row under way and two groups an SM (64 rows of 1 M). Blocks that only share an SM do not hide it.
+EXCHANGE_US, CLUSTER_US = 4.5, 0.5
+# That an SM takes from memory at most: twice its share; 27,000 to 28,500 by one block that reads its row again and
+# again (softmax of one row of 16 M, rmsnorm of 64 of 1 M).
+SM_BYTES_PER_US, ALONE_BYTES_PER_US = 64_000, 28_000
 L2_OVER_DRAM = 2.5  # as fast
-LEFT_IN_L2 = 0.6  # of L2, what the look before has left there of a row
+LEFT_IN_L2 = 0.4  # of L2, what the look before has left there of a row
 HELD_BYTES = 128 << 10  # of a row, what registers of an SM hold
 ATOMICS_PER_US = 80_000
 BLOCKS = ((1, 1024), (2, 512), (1, 512), (2, 1024), (4, 256), (4, 512))  # blocks of an SM, and their threads
@@ -43,7 +48,8 @@ def sharing_us(problem: Problem, s: Schedule, device: Device) -> float:
     resident = max(1, s.persistent) * device.sm_count
     walkers = max(1, min(problem.rows, resident // s.row_blocks))
     dram = device.dram_gb_per_s * 1e3
-    rate = min(dram, min(walkers * s.row_blocks, device.sm_count) * SM_BYTES_PER_US)
+    each = ALONE_BYTES_PER_US if s.hold is Hold.RELOAD and s.row_blocks == 1 else SM_BYTES_PER_US
+    taken = min(walkers * s.row_blocks, device.sm_count) * each
     moved, near = float(problem.compulsory_bytes), 0.0  # bytes from memory, and from L2
     if s.hold is Hold.RELOAD:
         again = problem.rows * problem.row_bytes * (looks - 1)
@@ -52,9 +58,11 @@ def sharing_us(problem: Problem, s: Schedule, device: Device) -> float:
     if not s.keeps_params:
         near += (problem.rows - 1) * problem.parameter_bytes * problem.cols
     trips = math.ceil(problem.rows / walkers)
-    hidden = s.persistent if walkers > 1 else 1  # while blocks wait, others of their SM have work
-    waits = trips * stages * (EXCHANGE_US / hidden if s.meets_in_memory else CLUSTER_US)
-    return moved / rate + near / min(rate, L2_OVER_DRAM * dram) + waits + _columns_us(problem, s, walkers, dram)
+    is_ahead = s.copy is not Copy.DIRECT and min(s.persistent, walkers) > 1
+    hidden = 2 if is_ahead or not s.meets_in_memory else 1  # while blocks wait, others of their SM have work
+    waits = trips * stages * (EXCHANGE_US if s.meets_in_memory else CLUSTER_US) / hidden
+    own = waits + _columns_us(problem, s, walkers, dram)
+    return moved / min(taken, dram) + near / min(taken, L2_OVER_DRAM * dram) + own
 
 
 def left_in_l2(problem: Problem, s: Schedule, device: Device, *, walkers: int) -> float:
@@ -87,11 +95,13 @@ def together(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Blocks of the whole grid that share rows, the best first, where no cluster is as good; not all are legal."""
     if not are_giant(problem):
         return
-    known = [(sharing_us(problem, s, device), number, s) for number, s in enumerate(_usual(problem, device))]
     other = min(sharing_us(problem, s, device) for s in _without(problem, device))
-    for us, _, s in sorted(known, key=lambda one: one[:2]):
-        if us < other:
-            yield s
+
+    def rank(s: Schedule) -> tuple[float, int]:
+        """Of rows that are read again by as many threads as an SM has: 56 us of 64 for one of 16 M."""
+        return sharing_us(problem, s, device), -s.threads * s.persistent if s.hold is Hold.RELOAD else 0
+
+    yield from (s for s in sorted(_usual(problem, device), key=rank) if rank(s)[0] < other)
 
 
 def _without(problem: Problem, device: Device) -> Iterator[Schedule]:

@@ -693,9 +693,10 @@ class Plan:
         """Blocks that must fit an SM, a launch bound; 0: none.
 
         Where threads read the states of all warps, one: unbound, NVRTC 13.0 keeps a kernel of 512 threads within the 32
-        registers of four blocks, and reads the states one after another.
+        registers of four blocks, and reads the states one after another. One of 1024 threads it keeps within 32 of two
+        blocks, and spills; of blocks that share rows there are no more than are said.
         """
-        return self.schedule.blocks_per_sm or int(self.schedule.reduce_with.is_short)
+        return self.schedule.blocks_per_sm or int(self.schedule.reduce_with.is_short or self.meeting is not None)
 
     # ---- sums over rows ----------------------------------------------------------------------------------------
 

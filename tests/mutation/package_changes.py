@@ -1279,7 +1279,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "schedule/meeting.py",
         BLOCKS_PER_ROW,
-        ("if us < other:", "if False:"),
+        ("key=rank) if rank(s)[0] < other)", "key=rank) if False)"),
         ("parts = resident // groups", "parts = 4"),
         ("is_long and reduces_rows(problem)", "reduces_rows(problem)"),
     ),
