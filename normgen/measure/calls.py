@@ -53,6 +53,7 @@ from normgen.verify.contraction.sides import RIGHT, main_input, rights, summed
 from normgen.verify.families import BEYOND, fitting_families, may_tie
 from normgen.verify.rows import ONE_SMALL, draws
 from normgen.verify.varied.far_rows import FarRows
+from normgen.verify.varied.side_by_side import SideBySide
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
 from normgen.verify.varied.values import (
     FULL_VALUES,
@@ -135,7 +136,21 @@ class Call:
     def memory(self, inputs: Inputs, outputs: Outputs) -> dict[str, Buffer]:
         """Of a launch, which has the rows of the gap, too."""
         buffers = inputs.buffers | outputs.buffers
+        if self.problem.col_stride > 1:
+            return self.side_by_side.spread(buffers)
         return self.far_rows.spread(buffers) if self.gap else buffers
+
+    def gather(self, launched: Mapping[str, Buffer], outputs: Outputs) -> None:
+        """What the launch left in that memory, into the outputs."""
+        if self.problem.col_stride > 1:
+            self.side_by_side.gather(launched, outputs.buffers)
+        else:
+            self.far_rows.gather(launched, outputs.buffers)
+
+    @property
+    def side_by_side(self) -> SideBySide:
+        """How its rows lie in a launch, where they lie side by side."""
+        return SideBySide(problem=self.problem, pitches=self.pitches)
 
     def on_its_grid(self, module: Module) -> Module:
         """The module with row loops in the grid of this call."""
@@ -661,7 +676,7 @@ def finishing_loop(module: Module) -> tuple[int, int]:
 def _few_cols(problem: Problem, module: Module) -> int:
     """The columns of a call with more than 2^16 rows, all that a number of 16 bits counts; 0: there is none."""
     cols = min(_other_cols(problem, module), default=problem.cols)
-    is_apart = problem.sums_rows or problem.layout or module.kernels[0].launch.by_batch
+    is_apart = problem.sums_rows or problem.layout or problem.col_stride > 1 or module.kernels[0].launch.by_batch
     return 0 if is_apart or FAR_ROW * cols > MANY_ELEMENTS else cols
 
 

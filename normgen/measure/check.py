@@ -131,9 +131,10 @@ class _Setting:
         """The outputs: all bytes, or, where rows are lines of memory, those of these rows and the guard bytes."""
         problem = self.call.problem
         lines = {t.name for t in problem.tensors if t.kind.by_row} - set(dict(problem.layout))
+        lines -= {t.name for t in problem.elem_tensors if problem.col_stride > 1}
         for name in self.outputs.buffers:
             self._mirrors[name].download(rows if name in lines else None)
-        self.call.far_rows.gather(self._buffers, self.outputs.buffers)
+        self.call.gather(self._buffers, self.outputs)
         return self.outputs
 
 

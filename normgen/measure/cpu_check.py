@@ -124,7 +124,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         ends=-(-problem.rows // module.kernels[0].launch.rows_per_block) if call.gap else 0,
         far=call.far_rows.numbers if call.gap else None,
     )
-    call.far_rows.gather(buffers, outputs.buffers)
+    call.gather(buffers, outputs)
     if run.faults:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
