@@ -53,8 +53,8 @@ from normgen.verify.contraction.sides import RIGHT, main_input, rights, summed
 from normgen.verify.families import BEYOND, fitting_families, may_tie
 from normgen.verify.rows import ONE_SMALL, draws
 from normgen.verify.varied.far_rows import FarRows
-from normgen.verify.varied.side_by_side import SideBySide
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
+from normgen.verify.varied.side_by_side import SideBySide
 from normgen.verify.varied.values import (
     FULL_VALUES,
     ORDINARY,
@@ -66,6 +66,7 @@ from normgen.verify.varied.values import (
     spread_families,
 )
 
+BESIDE = 16  # rows side by side: whole vectors of any width
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
 WALKERS = 24
@@ -311,6 +312,23 @@ def _normal(problem: Problem) -> tuple[str, ...] | None:
     return None if contract and "normal" not in contract else ("normal",)
 
 
+def few_beside(problem: Problem) -> Problem:
+    """Of many rows side by side few, with the same alignments: their number is a run-time argument of the kernel.
+
+    The rows of a check then lie behind one another, too.
+    """
+    few = BESIDE + problem.col_stride % BESIDE
+    return problem.with_stride(few) if problem.col_stride > few else problem
+
+
+def _other_strides(problem: Problem, tile: int) -> list[int]:
+    """Rows side by side: as few as a vector of any width allows, then more than a tile; none of other rows."""
+    if problem.col_stride == 1:
+        return []
+    few = BESIDE if problem.col_stride % BESIDE == 0 else problem.col_stride
+    return [few, few * (tile // few + 2)]
+
+
 def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     """Those that differ in sizes, pitches, pointers, grids, labels and order."""
     normal = _normal(problem)
@@ -427,6 +445,9 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
     if launch.walks:
         said, walkers = f"with {TRIPS} trips of the row loop", launch.period  # the smallest grid
         rows = TRIPS * tile * walkers * (problem.batches if launch.by_batch else 1) - tile // 2
+    for beside in _other_strides(problem, tile):
+        call = at(2 * beside, f"with {beside} rows side by side")
+        yield replace(call, problem=call.problem.with_stride(beside).with_rows(2 * beside))
     yield at(rows, said, walkers=walkers)
     yield at(rows, f"{said} and threads in another order", walkers=walkers, order=1)
     if module.workspace.block and not launch.tiles:

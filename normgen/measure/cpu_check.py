@@ -13,7 +13,7 @@ from normgen.codegen.module import Module
 from normgen.cpu import Program, build, find_compiler
 from normgen.cpu.compiler import require_compiler
 from normgen.errors import UsageError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, few_beside, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
@@ -70,6 +70,7 @@ def check_on_cpu(
     `scalars` are values that are checked besides those that every check has.
     Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
+    problem = few_beside(problem)
     _require_memory(_plain_calls(problem))
     problem = taken(problem, module)
     plain = _plain_calls(problem)
@@ -91,6 +92,7 @@ def check_on_cpu(
 
 
 def _plain_calls(problem: Problem) -> list[Call]:
+    problem = few_beside(problem)
     every = min(family_rows(problem), max(1, LONG_ELEMENTS // problem.cols))
     enough = max(every, CPU_ELEMENTS // problem.cols)
     counts = [problem.rows, every] if problem.rows < every else [min(problem.rows, enough)]
@@ -116,7 +118,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         rows=launched.rows,
         cols=problem.cols,
         inner=problem.sizes.inner,
-        rows_per_batch=launched.rows_per_batch,
+        rows_per_batch=launched.sharing_rows,
         scalars=inputs.scalars,
         seed=seed + call.order,
         sm_count=call.sm_count,

@@ -43,8 +43,8 @@ class Problem:
               the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches.
               Of heads, which are the batches of a spec that has those, row r has number r % batches
     inner     length of the axis inner, which a product of matrices sums; 0: no tensor of the spec has it
-    col_stride  elements from one of a row to its next. 1: they lie side by side. Else so many rows lie side by side, and
-              element (r, c) at r // col_stride * pitch + c * col_stride + r % col_stride: an axis in the middle is
+    col_stride  elements from one of a row to its next. 1: they lie side by side. Else so many rows lie side by side,
+              and element (r, c) at r // col_stride * pitch + c * col_stride + r % col_stride: an axis in the middle is
               reduced, or the first one
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant; such a kernel takes null
@@ -95,7 +95,7 @@ class Problem:
     @property
     def lengths(self) -> dict[str, int]:
         """What a grid of tiles asks for beside rows and batches."""
-        return {"cols": self.cols, "inner": self.sizes.inner, "rows_per_batch": self.rows_per_batch}
+        return {"cols": self.cols, "inner": self.sizes.inner, "rows_per_batch": self.sharing_rows}
 
     def batch_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """The batch, or the head, of each row."""
@@ -116,8 +116,19 @@ class Problem:
             return self.pitch
         return tensor.layout.pitch(self.rows, self.cols // tensor.group, tensor.dtype.bytes)
 
+    @property
+    def sharing_rows(self) -> int:
+        """What a launch is told of its rows: how many share a row of batches, or how many lie side by side."""
+        return self.col_stride if self.col_stride > 1 else self.rows_per_batch
+
+    def with_stride(self, col_stride: int) -> Problem:
+        """Of rows side by side the same rows, or a few more, with another number of them side by side."""
+        beyond = self.pitch - self.cols * self.col_stride
+        pitch = self.cols * col_stride + beyond
+        return replace(self, col_stride=col_stride, pitch=pitch).with_rows(self.rows)
+
     def with_rows(self, rows: int) -> Problem:
-        """The same problem with another number of rows, in as many batches as these can fill; side by side whole ones."""
+        """The same problem with another number of rows, in as many batches as these can fill. Of rows side by side all."""
         rows = -(-rows // self.col_stride) * self.col_stride
         if not self.rows_per_batch or rows == self.rows:
             return replace(self, rows=rows)

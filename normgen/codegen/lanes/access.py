@@ -9,7 +9,7 @@ from normgen.codegen.access import Access
 from normgen.program.ir import Column, Load
 from normgen.schedule.lanes.plan import LanePlan
 
-AT = "static_cast<long long>({}) * kLanes"  # of a column, elements behind the row's first one
+AT = "static_cast<long long>({}) * lanes"  # of a column, elements behind the row's first one
 
 
 class LaneAccess(Access):
@@ -58,7 +58,7 @@ class LaneAccess(Access):
             return self.read_row_value(load.name, self.valid_row)
         by_row = self.problem.tensor(load.of).kind.by_row
         if load.index:
-            start, apart = (f"{load.of}_row + i", "kLanes") if by_row else (load.of, "1")
+            start, apart = (f"{load.of}_row + i", "lanes") if by_row else (load.of, "1")
             return self.unless_null(load.of, f"taken_apart({start}, {self.names[load.index]}, kCols, {apart})")
         column = {Column.FIRST: "0", Column.MIDDLE: "kCols / 2", Column.LAST: "kCols - 1"}[load.column]
         place = f"{load.of}_row + {AT.format(column)} + i" if by_row else f"{load.of} + {column}"

@@ -36,7 +36,7 @@ SYNC = "__syncthreads()"
 
 
 class LaneKernel:
-    """A plan's first kernel, and the source of both: the other one adds the blocks' sums over rows, if there are any."""
+    """A plan's first kernel, and the source of both: the other one adds the blocks' sums over rows, if there are some."""
 
     def __init__(self, plan: LanePlan) -> None:
         self.plan, self.problem = plan, plan.problem
@@ -55,10 +55,11 @@ class LaneKernel:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Pointers in the problem's order, pitches, the rows, scalars."""
+        """Pointers in the problem's order, pitches, the rows and how many of them lie side by side, scalars."""
         rows = Param(name="rows", ctype="int", source=Source.ROWS)
+        lanes = Param(name="lanes", ctype="int", source=Source.ROWS_PER_BATCH)
         scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
-        return (*tensor_params(self.problem), rows, *scalars, *self.sums.params())
+        return (*tensor_params(self.problem), rows, lanes, *scalars, *self.sums.params())
 
     def declared(self, param: Param) -> str:
         return declare(self.problem, param)
@@ -150,9 +151,7 @@ class LaneKernel:
             other = f"{state.type}::shuffle_xor({variable}, offset, 0xffffffffu)"
             added = Do(f"{variable} = {state.type}::combine({variable}, {other})")
             found.append(Comment("Lanes of a warp that share rows combine."))
-            found.append(
-                For("for (int offset = kSlots; offset < 32; offset *= 2)", (each_element([added]),), UNROLL)
-            )
+            found.append(For("for (int offset = kSlots; offset < 32; offset *= 2)", (each_element([added]),), UNROLL))
         if plan.groups == 1:
             return found
         area = f"states + {look % plan.areas} * {plan.area}" if look % plan.areas else "states"
@@ -198,7 +197,6 @@ class LaneKernel:
         plan, s = self.plan, self.plan.schedule
         return [
             setting("kCols", self.problem.cols),
-            setting("kLanes", self.problem.col_stride, "rows side by side, and from one column of theirs to the next"),
             setting("kThreads", s.threads),
             setting("kSlots", s.rows_per_block, "threads side by side, each with rows of its own"),
             setting("kParts", s.threads_per_row, "lines of these threads, which share the columns"),
@@ -209,7 +207,6 @@ class LaneKernel:
             constant("kSteps", "(kCols + kParts - 1) / kParts", "columns of the first part"),
             constant("kWholeSteps", "kCols / kParts", "columns that each part has"),
             Let("constexpr bool kEven", "kSteps == kWholeSteps", "all parts have as many"),
-            Let("constexpr long long kStride", "static_cast<long long>(kParts) * kLanes", "from one step to the next"),
             type_setting("Load", policy(s.load)),
             type_setting("Store", policy(s.store)),
             chain_setting(s),
@@ -224,7 +221,8 @@ class LaneKernel:
             Let("const int slot", "threadIdx.x % kSlots"),
             Let("const int part", "threadIdx.x / kSlots"),
             Let("const int group", f"part / {self.plan.together}" if self.plan.together > 1 else "part"),
-            Let("const long long own", "static_cast<long long>(part) * kLanes", "a part's first column"),
+            Let("const long long own", "static_cast<long long>(part) * lanes", "a part's first column"),
+            Let("const long long stride", "static_cast<long long>(kParts) * lanes", "from one step to the next"),
             *self.looks.slots(),
             Let("float* const states", f"reinterpret_cast<float*>({start(bytes_held + bytes_sums)})"),
             *self.sums.prologue(start(bytes_held)),
@@ -241,8 +239,8 @@ class LaneKernel:
             Let("const long long own_row", "first_row + slot * kVector"),
             Let("const bool active", "own_row < rows", "idle threads recompute the block's first rows, store nothing"),
             Let("const int row", "static_cast<int>(active ? own_row : first_row)"),
-            Let("const int outer", "row / kLanes"),
-            Let("const int lane", "row % kLanes"),
+            Let("const int outer", "row / lanes"),
+            Let("const int lane", "row % lanes"),
             *pointers,
         ]
 
@@ -266,9 +264,9 @@ class LaneKernel:
         reads = 1 if plan.held else reads
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
         what = f"{spec.name} {self.problem.direction.value}: neighbouring threads own neighbouring rows, whose elements"
-        address = "Element (row, col) lies at row / kLanes * pitch + col * kLanes + row % kLanes."
+        address = "Element (row, col) lies at row / lanes * pitch + col * lanes + row % lanes."
         taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
-        return (f"{what} lie kLanes apart; each row is read {times}.", address, *taken)
+        return (f"{what} lie `lanes` apart; each row is read {times}.", address, *taken)
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule

@@ -56,10 +56,10 @@ class LaneLooks:
         return [Gap(), *arrays, *self._steps("fetch", reads)]
 
     def _at(self) -> Let:
-        return Let("const long long at", "own + step * kStride")
+        return Let("const long long at", "own + step * stride")
 
     def _steps(self, name: str, body: list[Statement]) -> list[Statement]:
-        """A function of a step, called for all steps of the thread: the last one may have columns for some parts only."""
+        """A function of a step, called for all steps of a thread: the last one may have columns for some parts only."""
         unroll = UNROLL if self.plan.unroll == 0 else "#pragma unroll kUnroll"
         rest = If("!kEven && part + kWholeSteps * kParts < kCols", (Do(f"{name}(kWholeSteps)"),), alone=True)
         return [

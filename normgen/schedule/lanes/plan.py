@@ -106,7 +106,7 @@ class LanePlan(Plan):
 
     @cached_property
     def sums(self) -> Sums | None:
-        """A block adds its rows in shared memory, a line of threads its own columns; a second kernel adds the blocks."""
+        """A block adds its rows in shared memory, a warp its own columns; a second kernel adds the blocks."""
         stores = tuple(store for store, _ in self.program.col_terms)
         if not stores:
             return None
