@@ -128,7 +128,7 @@ class Problem:
         return replace(self, col_stride=col_stride, pitch=pitch).with_rows(self.rows)
 
     def with_rows(self, rows: int) -> Problem:
-        """The same problem with another number of rows, in as many batches as these can fill. Of rows side by side all."""
+        """The same problem with another number of rows, in as many batches as they fill; side by side whole ones."""
         rows = -(-rows // self.col_stride) * self.col_stride
         if not self.rows_per_batch or rows == self.rows:
             return replace(self, rows=rows)

@@ -73,8 +73,8 @@ def kernel(
     op         name of a spec, the path of its file, its text, the mapping that the text stands for, or a `Spec`
     shape      "8x1024x768", a tuple, or cols alone; rows are free at run time, the schedule is the one for the shape's
     axis       the one that is a row, where it is not the last: (32, 512, 8192) with axis=1 has rows of 512 elements
-               which lie 8192 apart, and is not copied. Arrays have that shape, but for the size of the first axis where that
-               is another one; row values have it without the axis, parameters the axis alone
+               which lie 8192 apart, and is not copied. Arrays have that shape, but for the size of the first axis where
+               that is another one; row values have it without the axis, parameters the axis alone
     rows       "any", or a shape of (-1, cols) or "*xcols": the schedule follows the rows of each call (`AnyRows`)
     dtype      by name, or an object of numpy, ml_dtypes, torch or jax
     present    the optional tensors the caller passes or wants; None: all but those of `without`

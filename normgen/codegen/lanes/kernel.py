@@ -36,7 +36,7 @@ SYNC = "__syncthreads()"
 
 
 class LaneKernel:
-    """A plan's first kernel, and the source of both: the other one adds the blocks' sums over rows, if there are some."""
+    """A plan's first kernel, and the source of both: the other one adds the blocks' sums over rows."""
 
     def __init__(self, plan: LanePlan) -> None:
         self.plan, self.problem = plan, plan.problem
@@ -287,13 +287,12 @@ class LaneKernel:
             *self.sums.epilogue(),
             *AT_END,
         ]
-        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain}
-        config |= {"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}
+        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain, "kBlocksPerSm": plan.least_blocks}
         return KernelText(
             name=self.name,
             comment=self.comment(),
             params=tuple(map(self.declared, self.params)),
-            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
+            bounds="Config::kThreads, Config::kBlocksPerSm",
             config=config,
             body=pruned(body),
             types=tuple(state.struct(shuffled=plan.together > 1, short=False) for state in self.access.states),

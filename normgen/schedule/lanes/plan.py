@@ -91,6 +91,11 @@ class LanePlan(Plan):
         return widest * self.groups * self.rows_per_tile if self.groups > 1 else 0
 
     @property
+    def least_blocks(self) -> int:
+        """Blocks that must fit an SM. Unbound, NVRTC 13.0 keeps few loads of a block of 1024 threads on their way."""
+        return self.schedule.blocks_per_sm or 1
+
+    @property
     def areas(self) -> int:
         """Two, by turns, where a fast warp could leave a later look's states while a slow one still reads."""
         return min(2, len(self.looks))
