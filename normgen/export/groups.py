@@ -110,6 +110,10 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 
+class NoHeaderError(UsageError):
+    """No header is made of such kernels."""
+
+
 def header_problem(record: Record, spec: Spec) -> Problem:
     """The problem a record was tuned for.
 
@@ -118,6 +122,9 @@ def header_problem(record: Record, spec: Spec) -> Problem:
     """
     require_usable(record)
     problem = problem_of(record.problem, spec)
+    if problem.col_stride > 1:
+        rule = "a header has a kernel for any number of columns, and there is none of rows side by side"
+        raise NoHeaderError(rule, received=str(problem), hint="normgen.kernel(axis=) calls it from Python")
     require_proven(record, problem)
     return problem
 
