@@ -222,6 +222,7 @@ def _base(problem: Problem) -> Problem:
     """
     left_out = (Role.OUTPUT, *([Role.STATISTIC] if problem.direction is Direction.BACKWARD else []))
     without = tuple(n for n in problem.absent if problem.spec.tensor(n).role in left_out)
-    plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
+    pitch = problem.cols * problem.col_stride
+    plain = replace(problem.question, without=without, pitch=pitch, align=PLAIN_ALIGN)
     base = problem_for(problem.spec, **plain.arguments()).with_rows(1)
     return replace(base, cols=1, pitch=1, inner=min(1, base.inner))

@@ -466,7 +466,8 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
             steps = -(-FAR // ((lines - 1) * PITCH_STEP))
             far = {name: _pitch(problem, name, FAR_ROWS) + steps * PITCH_STEP}
             says = f"with rows of {name} beyond 2^31 elements"
-            yield at(FAR_ROWS, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
+            rows = FAR_ROWS * problem.col_stride
+            yield at(rows, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
 
 
 def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
@@ -538,8 +539,9 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
 
 def _lines(problem: Problem, name: str, sizes: Sizes) -> int:
     """Lines of a tensor, a pitch apart: of the matrices of all batches together."""
-    shape = problem.tensor(name).shape(sizes)
-    return math.prod(shape[:-1]) if problem.inner else shape[0]
+    tensor = problem.tensor(name)
+    shape = tensor.shape(sizes)
+    return math.prod(shape[:-1]) if problem.inner else shape[0] // (problem.col_stride if tensor.kind.is_elem else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
