@@ -1,4 +1,4 @@
-"""Problems of rows side by side, each with a schedule: every operation, both directions, all places, ragged all over."""
+"""Problems of rows side by side, each with a schedule: every operation, both directions, all places, ragged."""
 
 from __future__ import annotations
 

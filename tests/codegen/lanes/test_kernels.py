@@ -45,7 +45,7 @@ def test_a_kernel_of_rows_behind_one_another_does_not_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, axis, rows, cols, beside",
+    ("shape", "axis", "rows", "cols", "beside"),
     [
         ("50x33", 0, 33, 50, 33),
         ("2x3x4x5", 1, 40, 3, 20),
@@ -57,7 +57,7 @@ def test_an_axis_folds_the_sizes_around_it_into_rows(shape: str, axis: int, rows
     assert along_axis(shape, axis) == ((rows, cols), beside)
 
 
-@pytest.mark.parametrize("shape, axis", [("2x3x4", 2), ("2x3x4", -1), ("2x3x1", 1), ("2x3x1x1", -3)])
+@pytest.mark.parametrize(("shape", "axis"), [("2x3x4", 2), ("2x3x4", -1), ("2x3x1", 1), ("2x3x1x1", -3)])
 def test_an_axis_with_nothing_behind_it_is_the_last_one(shape: str, axis: int) -> None:
     sizes, beside = along_axis(shape, axis)
     assert beside == 1
@@ -71,7 +71,7 @@ def test_an_axis_that_a_shape_does_not_have_is_refused(axis: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "op, asked, said",
+    ("op", "asked", "said"),
     [
         ("softmax", {"col_stride": 5}, "divides the rows"),
         ("softmax", {"col_stride": 4, "any_cols": True}, "knows its columns"),
@@ -97,12 +97,12 @@ def test_the_default_and_all_of_the_space_are_legal(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs, said",
+    ("knobs", "said"),
     [
         ({"cluster": 2}, "cluster is a knob of rows of neighbouring elements"),
         ({"edges": "peel"}, "edges is a knob"),
         ({"vector": 8}, "no whole vectors of 8"),
-        ({"rows_per_block": 1, "threads_per_row": 48}, "whole warps"),
+        ({"rows_per_block": 1, "threads_per_row": 16}, "whole warps"),
         ({"rows_per_block": 8, "threads_per_row": 1}, "whole warps"),
         ({"rows_per_block": 32, "threads_per_row": 32}, "share a row of 23 columns"),
         ({"hold": "hybrid"}, "one place"),
