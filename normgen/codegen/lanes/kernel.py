@@ -121,8 +121,7 @@ class LaneKernel:
                 continue
             if self.plan.stages[statement.name] != stage:
                 continue
-            is_load = isinstance(statement, Load)
-            text = self.access.read_of_row(statement) if is_load else printer.text(statement.expr)
+            text = printer.text(statement.expr) if isinstance(statement, Map) else self.access.read_of_row(statement)
             arrays.append(Do(f"float {self.access.array(statement.name)}[kVector]"))
             each.append(Do(f"{names[statement.name]} = {text}"))
         return [*arrays, each_element(each)] if each else []

@@ -40,7 +40,7 @@ BACKWARD, F16, BF16 = {"direction": "backward"}, {"dtype": "f16"}, {"dtype": "bf
 HELD, SHARED, AGAIN = "hold=registers unroll=0", "hold=shared unroll=4", "hold=reload unroll=2"
 CASES = {
     "held, lanes combine": Case(
-        op="layernorm", shape="48x23", beside=16, knobs=f"threads_per_row=8 rows_per_block=8 vector=2 {HELD}"
+        op="layernorm", shape="48x23", beside=12, knobs=f"threads_per_row=16 rows_per_block=8 vector=2 {HELD}"
     ),
     "a warp of parts": Case(op="softmax", shape="24x50", beside=4, knobs=f"threads_per_row=8 rows_per_block=4 {HELD}"),
     "one thread a row": Case(
@@ -63,7 +63,9 @@ CASES = {
         knobs="threads_per_row=16 rows_per_block=4 vector=8 hold=reload unroll=8",
         asked=F16,
     ),
-    "labels": Case(op="cross_entropy", shape="28x21", beside=7, knobs=f"threads_per_row=8 rows_per_block=16 {HELD}"),
+    "labels": Case(
+        op="cross_entropy", shape="28x21", beside=14, knobs=f"threads_per_row=8 rows_per_block=16 vector=2 {HELD}"
+    ),
     "labels, backward": Case(
         op="cross_entropy",
         shape="28x21",
