@@ -30,6 +30,7 @@ from normgen.codegen.statements import (
 from normgen.codegen.walk import UNROLL, each_element
 from normgen.program.ir import Load, Map
 from normgen.schedule.lanes.plan import LanePlan, held_bytes, sums_bytes
+from normgen.schedule.plan import is_spared
 from normgen.spec.spec import Kind
 
 SYNC = "__syncthreads()"
@@ -184,11 +185,34 @@ class LaneKernel:
                 *(lowest if "-3.402823466e+38f" in state.identity else []),
                 Do(f"{state.type} {state.variable.removesuffix('[i]')}[kVector]"),
                 each_element([Do(f"{state.variable} = {{{', '.join(state.identity)}}}")]),
-                *self.looks.look_at(look),
-                *self.combine(look, state),
+                *self.guarded(look, [*self.looks.look_at(look), *self.combine(look, state)]),
                 *self.row_values(look + 1),
             ]
         return found
+
+    def guarded(self, look: int, reduction: list[Statement]) -> list[Statement]:
+        """A look's reduction, which blocks are spared whose rows all are; rows that are take their values instead.
+
+        Each warp of a block has parts of all of its rows: so all warps decide alike, and meet at the barriers within.
+        """
+        group, names, printer = self.plan.looks[look], self.access.names, Printer(self.access.names)
+        spared: dict[str, list[Statement]] = {}  # by the condition, which a margin of NaN does not meet
+        for reduce in group:
+            if guard := reduce.guard:
+                values = zip(reduce.names, guard.instead, strict=True)
+                known = [Do(f"{names[name]} = {printer.text(value)}") for name, value in values]
+                spared.setdefault(f"{printer.text(guard.margin)} >= 0.0f", []).extend(known)
+        instead = [each_element([If(condition, tuple(known)) for condition, known in spared.items()])] if spared else []
+        if not is_spared(group):
+            return [*reduction, *instead]
+        some = " || ".join(f"!({condition})" for condition in spared)
+        needed = f"look{look + 1}_needed"
+        return [
+            Do(f"bool {needed} = false"),
+            each_element([Do(f"{needed} = {needed} || {some}")]),
+            If(f"__any_sync(0xffffffffu, {needed})", tuple(reduction)),
+            *instead,
+        ]
 
     # ---- the whole ---------------------------------------------------------------------------------------------
 
@@ -202,6 +226,8 @@ class LaneKernel:
             setting("kVector", s.vector, "rows of a thread, read by one access"),
             constant("kRows", "kSlots * kVector", "rows of a block"),
             setting("kGroups", plan.groups, "parts that meet in shared memory"),
+            setting("kChunk", plan.chunk, "columns that a sum of exponentials takes about one maximum"),
+            constant("kRunningSums", "1"),
             setting("kUnroll", plan.unroll, "steps that a loop does in a trip"),
             constant("kSteps", "(kCols + kParts - 1) / kParts", "columns of the first part"),
             constant("kWholeSteps", "kCols / kParts", "columns that each part has"),

@@ -12,7 +12,7 @@ from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.lanes.sums import LaneSums
 from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
-from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, function, loop
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, function, loop
 from normgen.codegen.walk import UNROLL, each_element
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store
@@ -58,13 +58,56 @@ class LaneLooks:
     def _at(self) -> Let:
         return Let("const long long at", "own + step * stride")
 
-    def _steps(self, name: str, body: list[Statement]) -> list[Statement]:
+    def _chunks(self, look: int) -> list[Statement]:
+        """Look `look` at kChunk columns at a time, where a reduction is relative to a reference: it moves once for all.
+
+        Columns that are no whole chunk are left to the function of one step.
+        """
+        plan, access = self.plan, self.access
+        loop_, names = plan.elementwise(plan.look_roots(look)), access.names
+        printer = Printer(names)
+        steps = steps_of(access.states[look], plan.looks[look], names, "i", by_vector=True)
+        head: list[Statement] = []
+        each: list[Statement] = [Let(f"const int {names[COL.name]}", "part + (first + e) * kParts")]
+        for source in (s for s in plan.look_sources[look] if isinstance(s, Load)):
+            if source.kind.is_col:
+                each.append(Let(f"const float {names[source.name]}", access.read_column(source.name)))
+                continue
+            head.append(Do(f"{access.vec(source.name)} {source.name}_chunk[kChunk]"))
+            read = self._vector(source, is_last=False)
+            step, at = Let("const int step", "first + e"), self._at()
+            head.append(loop("e", "kChunk", [step, at, *read, Do(f"{source.name}_chunk[e] = {source.name}_vec")],
+                             unroll=UNROLL))  # fmt: skip
+            each.append(Let(f"const float {names[source.name]}", f"element({source.name}_chunk[e], i)"))
+        each += [Let(f"const float {names[m.name]}", printer.text(m.expr)) for m in loop_.maps]
+        body = [
+            *steps.before,
+            loop("e", "kChunk", [*each, *steps.peek], unroll=UNROLL),
+            *steps.move,
+            loop("e", "kChunk", [*each, *steps.elem], unroll=UNROLL),
+            *steps.after,
+        ]
+        name = f"look{look + 1}_chunk"
+        head_of = "for (int first = 0; first + kChunk <= kWholeSteps; first += kChunk)"
+        return [
+            function(name, "int first", [*head, each_element(body)]),
+            For(head_of, (Do(f"{name}(first)"),), UNROLL if self.plan.unroll == 0 else ""),
+        ]
+
+    def _takes_chunks(self, look: int) -> bool:
+        """Whether a look's reductions gain by several columns at a time."""
+        sources = self.plan.look_sources[look]
+        stores = bool(self.plan.early_stores) and look == 0
+        are_loads = all(isinstance(source, Load) for source in sources) and not stores
+        return self.plan.chunk > 1 and are_loads and any(r.monoid.vector_step for r in self.plan.looks[look])
+
+    def _steps(self, name: str, body: list[Statement], *, first: str = "0") -> list[Statement]:
         """A function of a step, called for all steps of a thread: the last one may have columns for some parts only."""
         unroll = UNROLL if self.plan.unroll == 0 else "#pragma unroll kUnroll"
         rest = If("!kEven && part + kWholeSteps * kParts < kCols", (Do(f"{name}(kWholeSteps)"),), alone=True)
         return [
             function(name, "int step", body),
-            loop("step", "kWholeSteps", [Do(f"{name}(step)")], unroll=unroll),
+            loop("step", "kWholeSteps", [Do(f"{name}(step)")], first=first, unroll=unroll),
             rest,
         ]
 
@@ -100,6 +143,9 @@ class LaneLooks:
             values += steps.elem
             said, name = access.states[look].doc.capitalize(), f"look{look + 1}_at"
         body = [*head, *arrays, each_element([*each, *values]), *writes]
+        if not is_last and self._takes_chunks(look):
+            rest = self._steps(name, body, first="kWholeSteps / kChunk * kChunk")
+            return [Gap(), Comment(said), *self._chunks(look), *rest]
         return [Gap(), Comment(said), *self._steps(name, body)]
 
     def _vector(self, load: Load, *, is_last: bool) -> list[Statement]:

@@ -18,6 +18,7 @@ from normgen.schedule.knobs import Hold
 from normgen.schedule.plan import WARP, Plan, Sums, sums_pitch
 from normgen.schedule.schedule import Schedule
 
+CHUNK = 8  # columns that one maximum serves, of elements in registers
 OTHER_REGISTERS = 26  # of a thread: addresses, counters, what a vector's elements pass through
 
 
@@ -94,6 +95,12 @@ class LanePlan(Plan):
     def least_blocks(self) -> int:
         """Blocks that must fit an SM. Unbound, NVRTC 13.0 keeps few loads of a block of 1024 threads on their way."""
         return self.schedule.blocks_per_sm or 1
+
+    @property
+    def chunk(self) -> int:
+        """Columns of a thread that one maximum serves, where sums are relative to it."""
+        most = self.schedule.unroll or CHUNK
+        return max(1, min(most, self.problem.cols // self.schedule.threads_per_row))
 
     @property
     def areas(self) -> int:

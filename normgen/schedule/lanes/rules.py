@@ -69,8 +69,8 @@ def place(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def method(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if s.variance is Variance.GUARDED:
-        return "neighbouring rows are looked at together, and none is spared a look: variance = two_pass"
+    if s.variance is Variance.GUARDED and s.rows_per_block > WARP:
+        return "each warp must know whether any row of its block is looked at again: rows_per_block = 32 or less"
     if problem.sums_rows and s.columns is not Columns.PARTIALS_TWO_KERNELS:
         return "blocks leave partial rows for a second kernel: columns = partials_two_kernels"
     return None

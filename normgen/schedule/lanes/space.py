@@ -13,10 +13,11 @@ from normgen.program.rewrites.approximate import has_exponentials
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.knobs import Arithmetic, Hold, Load, Softmax, Store, Variance
-from normgen.schedule.lanes.clocks import work
+from normgen.schedule.lanes.clocks import expected_registers, work
 from normgen.schedule.lanes.plan import steps_of_part
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
+from normgen.schedule.policy import shows_in_float32
 from normgen.schedule.schedule import Schedule
 
 VECTORS = (1, 2, 4, 8)
@@ -25,7 +26,7 @@ THREADS = (128, 256, 512, 1024)
 LONGEST_HELD = 64  # columns of a thread that are held, each with text of its own
 # Where elements wait, and columns on their way at a time
 PLACES = ((Hold.REGISTERS, 0), (Hold.SHARED, 8), (Hold.RELOAD, 8), (Hold.RELOAD, 4))
-METHODS = (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS)
+METHODS = (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS, Variance.GUARDED)
 
 
 def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -45,6 +46,8 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
         if found.threads not in THREADS:
             continue
         if hold is Hold.REGISTERS and steps_of_part(problem, found) > LONGEST_HELD:
+            continue
+        if expected_registers(problem, found) > min(255, device.registers_per_sm // found.threads):
             continue
         for persistent in walkers:
             one = found.varied(persistent=persistent)
@@ -83,17 +86,20 @@ def default_of_lanes(problem: Problem, device: Device) -> Schedule:
     """Of the cuts the one whose bytes, latencies and instructions take least by the formula."""
     known = applicable(written_program(problem))
     asked = problem.searched_knobs.get("variance") or ()
-    variance = next((v for v in METHODS if v in known["variance"] and (not asked or v in asked)), Variance.TWO_PASS)
+    variances = [v for v in METHODS if v in known["variance"] and (not asked or v in asked)] or [Variance.TWO_PASS]
     has_softmax = Softmax.ONLINE in known["softmax"]
     best: tuple[float, str, Schedule] | None = None
     for base in base_points(problem, device):
         online = has_softmax and base.hold is Hold.RELOAD
-        found = base.varied(variance=variance, softmax=Softmax.ONLINE if online else Softmax.TWO_PASS)
-        if refusal(problem, found, device) is not None:
-            continue
-        rank = (work(problem, found, device).us, found.key, found)
-        if best is None or rank[:2] < best[:2]:
-            best = rank
+        softmax = Softmax.ONLINE if online else Softmax.TWO_PASS
+        # Columns that are read again are worth a sum of squares beside that of the elements, which spares a look.
+        fitting = [v for v in variances if v is not Variance.GUARDED or base.hold is Hold.RELOAD]
+        for variance in fitting or variances:
+            found = base.varied(variance=variance, softmax=softmax)
+            is_legal = refusal(problem, found, device) is None and shows_in_float32(problem, found) is None
+            rank = (work(problem, found, device).us, found.key, found)
+            if is_legal and (best is None or rank[:2] < best[:2]):
+                best = rank
     if best is None:
         raise NothingValidError("no schedule is legal for this problem", received=str(problem))
     return best[2]

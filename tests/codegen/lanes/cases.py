@@ -51,7 +51,7 @@ CASES = {
     ),
     "online": Case(
         op="softmax",
-        shape="48x33",
+        shape="48x83",
         beside=24,
         knobs=f"threads_per_row=16 rows_per_block=8 vector=8 softmax=online {AGAIN}",
         asked=BF16,
@@ -91,6 +91,19 @@ CASES = {
         shape="40x23",
         beside=5,
         knobs=f"threads_per_row=4 rows_per_block=16 variance=welford {AGAIN}",
+    ),
+    "guarded, lanes combine": Case(
+        op="layernorm",
+        shape="40x23",
+        beside=10,
+        knobs=f"threads_per_row=8 rows_per_block=8 vector=2 variance=guarded {AGAIN}",
+    ),
+    "guarded": Case(
+        op="layernorm",
+        shape="40x23",
+        beside=10,
+        knobs=f"threads_per_row=4 rows_per_block=32 variance=guarded {HELD}",
+        asked=BF16,
     ),
     "corrected": Case(
         op="layernorm",

@@ -106,7 +106,7 @@ def test_the_default_and_all_of_the_space_are_legal(name: str) -> None:
         ({"rows_per_block": 8, "threads_per_row": 1}, "whole warps"),
         ({"rows_per_block": 32, "threads_per_row": 32}, "share a row of 23 columns"),
         ({"hold": "hybrid"}, "one place"),
-        ({"variance": "guarded"}, "none is spared"),
+        ({"variance": "guarded", "rows_per_block": 64}, "each warp must know"),
         ({"persistent": 1}, "walks no others"),
     ],
 )

@@ -55,7 +55,15 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {
         ("group = part / 8", "group = part"),
         ("threadIdx.x % 32 < kSlots", "threadIdx.x % 32 < 1"),
     ],
-    "online": [("1 * kGroups * kRows", "0 * kGroups * kRows")],
+    "online": [
+        ("first += kChunk", "first += 1"),
+        ("first + kChunk <= kWholeSteps", "first + kChunk <= kWholeSteps + 1"),
+        ("kWholeSteps / kChunk * kChunk", "kWholeSteps"),
+        ("kWholeSteps / kChunk * kChunk", "0"),
+        ("step = first + e", "step = first"),
+        ("element(x_chunk[e], i)", "element(x_chunk[0], i)"),
+        ("1 * kGroups * kRows", "0 * kGroups * kRows"),
+    ],
     "labels": [("kCols, lanes)", "kCols, 1)"), ("x_row + i, row_label", "x_row, row_label")],
     "gradients of parameters": [
         ("column_sums[col] = 0.0f;", ""),
@@ -70,6 +78,13 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {
         ("cell < kCols", "cell < kCols - 1"),
     ],
     "gradients, one look": [(SYNC, "")],
+    "guarded, lanes combine": [
+        ("|| !(", "|| ("),
+        ("look2_needed = look2_needed ||", "look2_needed ="),
+        ("if (__any_sync(0xffffffffu, look2_needed))", "if (look2_needed)"),
+        ("if (row_x_margin[i] >= 0.0f)", "if (true)"),
+        (SYNC, ""),
+    ],
     "random numbers": [("(row + i), col", "row, col"), ("(row + i), col", "(row + i), part")],
     "gradients are added": [("element(dx_before, i) + ", "")],
 }
