@@ -18,7 +18,7 @@ from normgen.records.place import Context, Setting
 @click.argument("suite", required=False)
 @click.option(
     "--peers",
-    help="torch,compile,liger,quack,flashinfer,helion,transformers,triton or none (default: every installed one).",
+    help="torch,compile,liger,quack,flashinfer,vllm,transformers,helion,triton or none (default: every installed one).",
 )
 @click.option(
     "--json",

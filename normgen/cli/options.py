@@ -171,14 +171,14 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError for a tensor or an axis that is named twice.
     """
     plain = {name: options[name] for name in _PLAIN}
-    named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
-    for option in ("in_place", "layout"):
+    named = {"dtypes": parse_pairs(options["dtypes"], "weight=f32"), "without": parse_names(options["without"])}
+    for option, example in (("in_place", "h=residual"), ("layout", "w=cols_inner")):
         pairs = options[option]
-        named |= {option: parse_pairs(" ".join(pairs))}
+        named |= {option: parse_pairs(" ".join(pairs), example)}
         if len(named[option]) < len(pairs):
             raise UsageError(f"--{option.replace('_', '-')} names a tensor once", received=" ".join(pairs))
-    pairs_of_sizes = parse_pairs(" ".join(options["size"]))
-    sizes: dict[str, Any] = {name: parse_size(name, size) for name, size in pairs_of_sizes.items()}
+    lengths = parse_pairs(" ".join(options["size"]), "inner=4096")
+    sizes: dict[str, Any] = {name: parse_size(name, size) for name, size in lengths.items()}
     if len(sizes) < len(options["size"]):
         raise UsageError("--size names an axis once", received=" ".join(options["size"]))
     if options["axis"] is not None and options["shape"]:
@@ -210,13 +210,13 @@ def parse_part(text: str) -> slice:
     return slice(int(found[1]) - 1, None, int(found[2]))
 
 
-def parse_pairs(text: str) -> dict[str, str]:
-    """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text."""
+def parse_pairs(text: str, example: str = "eps=1e-3") -> dict[str, str]:
+    """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text, with one that is right."""
     pairs: dict[str, str] = {}
     for part in parse_names(text):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise UsageError("expected name=value", received=part)
+            raise UsageError("expected name=value", received=part, hint=f"for example {example}")
         pairs[name] = value
     return pairs
 

@@ -49,6 +49,7 @@ def view(array: Any, *, stream: int = 0) -> ArrayView:
     """
     kind = type(array)
     if kind in _TORCH_TYPES or is_torch(array):
+        _check_sign(array)
         return _view_torch(array)
     if isinstance(array, DeviceArray):
         array.make_ready_on(stream or _DEFAULT_STREAM)
@@ -73,6 +74,16 @@ def is_torch(array: Any) -> bool:
     if kind not in _TORCH_TYPES and all(hasattr(kind, name) for name in ("data_ptr", "get_device", "stride")):
         _TORCH_TYPES.add(kind)
     return kind in _TORCH_TYPES
+
+
+def _check_sign(tensor: Any) -> None:
+    """Raise UsageError for torch's lazy negation: such a view's numbers are not what lies in memory, but minus that."""
+    if getattr(tensor, "is_neg", bool)():
+        raise UsageError(
+            "a kernel reads memory as it lies, and in that of this tensor are the negatives of its numbers",
+            received=f"a negative view {list(tensor.shape)}, as the imaginary part of a conjugate is",
+            hint="x.resolve_neg()",
+        )
 
 
 _TORCH_TYPES: set[type] = set()  # remembered: three look-ups by name per array are a third of a view's time

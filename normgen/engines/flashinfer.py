@@ -25,7 +25,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.records.record import Record
 from normgen.spec.reader import is_built_in
-from normgen.spec.spec import Spec
+from normgen.spec.spec import READ, Spec
 
 EPS = 1e-6  # of all its definitions
 
@@ -37,6 +37,8 @@ class Definition:
     inputs     its names, in the order of a call -> the spec's
     outputs    likewise; `over` names the input whose memory an output takes where FlashInfer calls it in place
     reference  body of the reference, float32 values of the inputs at hand; `eps` is there
+
+    An input that is one number, such as a scale, is a tensor of one element to FlashInfer.
     """
 
     prefix: str
@@ -50,19 +52,22 @@ class Definition:
 
     def fits(self, problem: Problem) -> bool:
         """Whether a problem is this operation: forward, in place as FlashInfer is, with the tensors of its call."""
-        written_, read = set(self.outputs.values()), set(self.inputs.values())
         there = {t.name for t in problem.tensors}
-        needed = written_ | read
-        optional = {t.name for t in problem.spec.tensors if t.optional}
+        needed = {*self.outputs.values(), *self.inputs.values()}
+        optional = {t.name for t in problem.spec.tensors if t.optional and t.role in READ}
         in_place = {self.outputs[out]: self.inputs[source] for out, source in self.over.items()}
         return (
             problem.direction is Direction.FORWARD
-            and needed <= there <= needed | optional
-            and {name for name in there - needed if problem.tensor(name).is_written} <= _statistics(problem)
+            and needed <= there <= needed | optional | _statistics(problem)
             and dict(problem.in_place) == in_place
             and is_built_in(problem.spec)
             and self._stores(problem)
         )
+
+    def reads(self, record: Record, spec: Spec) -> bool:
+        """Whether a record's kernel reads what a call hands over, all of it and nothing else."""
+        read = {t.name for t in spec.tensors if t.role in READ}
+        return {name for name, _ in record.problem.dtypes} & read == set(self.inputs.values())
 
     def _stores(self, problem: Problem) -> bool:
         """FlashInfer's parameters are stored as the input, but a layer normalisation's, which are float32."""
@@ -71,6 +76,7 @@ class Definition:
 
 
 _NORM = "rstd = torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps)\n"
+_TO_FP8 = "(x * rstd * weight.float() * (1 / scale.float())).clamp(-448, 448).to(torch.float8_e4m3fn)"
 DEFINITIONS = (
     Definition(
         prefix="rmsnorm",
@@ -92,6 +98,38 @@ DEFINITIONS = (
         over={"output": "hidden_states", "residual_out": "residual"},
         reference=f"x = hidden_states.float() + residual.float()\n{_NORM}"
         "y = x * rstd * weight.float()\nreturn y.to(hidden_states.dtype), x.to(residual.dtype)\n",
+    ),
+    Definition(
+        prefix="gemma_rmsnorm",
+        spec="gemma_rmsnorm",
+        fi_api="flashinfer.norm.gemma_rmsnorm",
+        summary="Root mean square normalisation by 1 + weight; eps is 1e-6.",
+        inputs={"hidden_states": "x", "weight": "weight"},
+        outputs={"output": "y"},
+        over={},
+        reference=f"x = hidden_states.float()\n{_NORM}"
+        "return (x * rstd * (1 + weight.float())).to(hidden_states.dtype)\n",
+    ),
+    Definition(
+        prefix="rmsnorm_quant",
+        spec="flashinfer_rmsnorm_to_fp8",
+        fi_api="flashinfer.norm.rmsnorm_quant",
+        summary="Root mean square normalisation, times 1 / scale in float8_e4m3fn; eps is 1e-6.",
+        inputs={"hidden_states": "x", "weight": "weight", "scale": "scale"},
+        outputs={"out": "q"},
+        over={},
+        reference=f"x = hidden_states.float()\n{_NORM}return {_TO_FP8}\n",
+    ),
+    Definition(
+        prefix="fused_add_rmsnorm_quant",
+        spec="flashinfer_add_rmsnorm_to_fp8",
+        fi_api="flashinfer.norm.fused_add_rmsnorm_quant",
+        summary="A residual added in place, then root mean square normalisation, times 1 / scale in float8_e4m3fn; "
+        "eps is 1e-6.",
+        inputs={"hidden_states": "x", "residual": "residual", "weight": "weight", "scale": "scale"},
+        outputs={"out": "q", "residual_out": "h"},
+        over={"residual_out": "residual"},
+        reference=f"x = hidden_states.float() + residual.float()\n{_NORM}return {_TO_FP8}, x.to(residual.dtype)\n",
     ),
     Definition(
         prefix="layernorm",
@@ -144,13 +182,17 @@ class Made:
         return {
             "name": self.name,
             "description": one.summary,
-            "op_type": one.fi_api.rpartition(".")[2] if one.prefix == "layernorm" else "rmsnorm",
+            "op_type": "rmsnorm" if "rmsnorm" in one.prefix else one.prefix,
             "tags": ["status:verified", f"fi_api:{one.fi_api}"],
-            "axes": {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": self.cols}},
+            "axes": self._axes(),
             "inputs": said(one.inputs),
             "outputs": said(one.outputs),
             "reference": run,
         }
+
+    def _axes(self) -> dict[str, Any]:
+        axes: dict[str, Any] = {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": self.cols}}
+        return axes | ({"one": {"type": "const", "value": 1}} if _numbers(self.definition, self.halves[0]) else {})
 
     def solution(self) -> dict[str, Any]:
         """Its source is all libraries, and a function that picks among them by the dtype of the first input."""
@@ -189,15 +231,42 @@ class Made:
         one = self.definition
         parameters = ", ".join(f"DLTensor* {p}" for p in (*one.inputs, *one.outputs))
         *others, last = [described(part, file_name="") for part in self.halves]
-        lines = [f"  if ({_is_stored(one, f)}) return normgen::ffi::{f.name}({_passed(one, f)});" for f in others]
-        lines += [f"  return normgen::ffi::{last.name}({_passed(one, last)});"]
-        copies = "".join(f"  normgen::ffi::put({source}, {out});\n" for out, source in one.over.items())
+        numbers = _numbers(one, self.halves[0])
+        lines = [f"  DLTensor {n}_number = normgen::ffi::number({n});" for n in numbers]
+        beside = [out for out in one.outputs if out not in one.over]
+        lines += [f"  if ({out}->data == {b}->data) {out} = {s};" for out, s in one.over.items() for b in beside]
+        lines += [f"  normgen::ffi::put({source}, {out});" for out, source in one.over.items()]
+        lines += [f"  if ({_is_stored(one, f)}) return {_call(one, f, numbers)};" for f in others]
+        lines += [f"  return {_call(one, last, numbers)};"]
         return (
-            f"{_PUT if copies else ''}\nnamespace {{\n\ninline void {name}(\n    {parameters}) {{\n{copies}"
+            f"{_NUMBER if numbers else ''}{_PUT if one.over else ''}\nnamespace {{\n\n"
+            + (f"{_BOUND_TWICE}" if one.over and beside else "")
+            + f"inline void {name}(\n    {parameters}) {{\n"
             + "\n".join(lines)
             + f"\n}}\n\n}}  // namespace\n\nTVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {name});\n"
         )
 
+
+# Trace Apply of 0.7.2 gives an output without a parameter of its own the memory of `out`.
+_BOUND_TWICE = "// An output that lies where another one does was given no memory: it takes its input's.\n"
+_NUMBER = """
+namespace normgen {
+namespace ffi {
+namespace {
+
+// A tensor of one element as the number that it holds.
+inline DLTensor number(const DLTensor* given) {
+  DLTensor found = *given;
+  bool is_one = true;
+  for (int d = 0; d < found.ndim; ++d) is_one = is_one && found.shape[d] == 1;
+  if (is_one) found.ndim = 0;
+  return found;
+}
+
+}  // namespace
+}  // namespace ffi
+}  // namespace normgen
+"""
 
 # In place, an output is its input. A caller with other memory for it gets a copy first: contiguous tensors alone.
 _PUT = """
@@ -235,8 +304,14 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _shape(made: Made, ours: str) -> list[str]:
-    by_row = made.halves[0].group.problem.tensor(ours).kind.by_row
-    return ["batch_size", "hidden_size"] if by_row else ["hidden_size"]
+    kind = made.halves[0].group.problem.tensor(ours).kind
+    return ["batch_size", "hidden_size"] if kind.by_row else ["hidden_size"] if kind.by_col else ["one"]
+
+
+def _numbers(one: Definition, part: Halves) -> list[str]:
+    """FlashInfer's names of the inputs that are one number."""
+    kinds = {name: part.group.problem.tensor(ours).kind for name, ours in one.inputs.items()}
+    return [name for name, kind in kinds.items() if not kind.by_row and not kind.by_col]
 
 
 def _is_stored(one: Definition, function: Function) -> str:
@@ -245,18 +320,20 @@ def _is_stored(one: Definition, function: Function) -> str:
     return f"{name}->dtype.code == {code} && {name}->dtype.bits == {bits}"
 
 
-def _passed(one: Definition, function: Function) -> str:
-    """The arguments of a library's function: an output in place is passed under the input's name."""
+def _call(one: Definition, function: Function, numbers: Sequence[str]) -> str:
+    """That of a library's function: an output in place is passed under the input's name."""
     theirs = {ours: name for name, ours in (*one.inputs.items(), *one.outputs.items())}
     theirs |= {one.inputs[source]: out for out, source in one.over.items()}
+    theirs |= {one.inputs[name]: f"&{name}_number" for name in numbers}
     named = [theirs.get(t.name, "tvm::ffi::Optional<DLTensor*>()") for t in function.tensors]
-    return ", ".join([*named, *(repr(EPS) for _ in function.scalars)])
+    return f"normgen::ffi::{function.name}({', '.join([*named, *(repr(EPS) for _ in function.scalars)])})"
 
 
 def made_of(records: Sequence[Record], spec_of: Callable[[Record], Spec]) -> Iterator[Made]:
     """A definition for each operation and number of columns that there are records of."""
     for definition in DEFINITIONS:
         ours = [r for r in records if r.problem.op == definition.spec and r.problem.pitch == r.problem.cols]
+        ours = [r for r in ours if definition.reads(r, spec_of(r))]
         for cols, some in groupby(sorted(ours, key=lambda r: r.problem.cols), key=lambda r: r.problem.cols):
             kept = list(some)
             groups = [group for group in groups_of(kept, spec_of) if definition.fits(group.problem)]

@@ -18,6 +18,7 @@ from normgen.engines.tvm_ffi import (
     described,
     image_of,
     library,
+    number,
     pointed,
     rules,
     shape_of,
@@ -28,7 +29,7 @@ from normgen.engines.tvm_ffi import (
 )
 from normgen.errors import NothingValidError, UsageError
 from normgen.export.beside import require_written
-from normgen.export.header import Halves, host_text, stored_dtypes
+from normgen.export.header import Halves, host_text, kernel_dtypes, stored_dtypes
 from normgen.export.proof import require_all
 from normgen.files.private import to_stderr
 from normgen.operators.forms import is_of_rows, writes_of
@@ -204,7 +205,7 @@ def _header(family: Family, one: Halves, is_set: bool, has_code: bool) -> dict[s
     passed = [_passed(t, reads, results) for t in taken.tensors]
     pitches = [_pitch(t, reads, results) for t in taken.tensors if t.kind.is_matrix]
     shares = ["per_batch"] if problem.rows_per_batch else []
-    given = [f"static_cast<float>(with.scalars[{scalars.index(name)}])" for name, _ in taken.scalars]
+    given = [number(problem.spec, name, f"with.scalars[{scalars.index(name)}]") for name, _ in taken.scalars]
     scratch = ["scratch.data_ptr()"] if host.workspace else []
     scope = "normgen" if is_set else f"normgen::sm{group.arch}"
     return {
@@ -212,7 +213,7 @@ def _header(family: Family, one: Halves, is_set: bool, has_code: bool) -> dict[s
         "arch": group.arch,
         "includes": f"{group.name}.cu" if is_set else group.file_name,
         "image": image_of(one) if has_code else None,
-        "stored": stored_dtypes(group),
+        "kernel_dtypes": kernel_dtypes(group),
         "host_text": host_text(one) if has_code else "",
         "function": f"{scope}::{group.name}",
         "reads": [use_of(by_name[t.name]) for t in family.reads],

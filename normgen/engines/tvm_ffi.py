@@ -29,6 +29,7 @@ from normgen.export.header import (
     guard_of,
     header_text,
     host_text,
+    kernel_dtypes,
     set_guard,
     stored_dtypes,
 )
@@ -36,6 +37,8 @@ from normgen.export.host_part import HostPart
 from normgen.problem.problem import MOST_NUMBERED, Problem
 from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
+from normgen.spec.checks import compared_with_whole
+from normgen.spec.spec import Spec
 
 _INPUT = re.compile(r"\bInput<Config, (\w+)>")
 _STRING = re.compile(r'"[^"\n]*"')
@@ -173,6 +176,12 @@ def _environment() -> jinja2.Environment:
     return environment().overlay(loader=jinja2.FileSystemLoader(_TEMPLATES))
 
 
+def number(spec: Spec, name: str, value: str) -> str:
+    """A scalar of a call, checked, as its kernel takes it."""
+    is_compared = "true" if name in compared_with_whole(spec) else "false"
+    return f'number(kName, "{name}", {value}, {is_compared})'
+
+
 def library(*names: str) -> str:
     return "\n".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
 
@@ -186,7 +195,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
     inner = ["inner"] if problem.inner else []
     passed = [f"call.at<{pointed(t)}>({i})" for i, t in enumerate(function.tensors)]
     passed += [*pitches, "rows", "cols", *inner, *shares]
-    passed += [f"static_cast<float>({mark(name)})" for name, _ in function.scalars]
+    passed += [number(problem.spec, name, mark(name)) for name, _ in function.scalars]
     parameters = [
         f"{'Optional<DLTensor*>' if t.name in function.optional else 'DLTensor*'} {m}"
         for t, m in zip(function.tensors, tensors, strict=True)
@@ -200,6 +209,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
         header=includes,
         image=image,
         stored=stored_dtypes(group),
+        kernel_dtypes=kernel_dtypes(group),
         library=library("driver.h" if image else "runtime.h", "checks.h", "ffi_client.h"),
         host_text="@host@" if image else "",
         uses=[use_of(t) for t in function.tensors],

@@ -68,7 +68,7 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
 
 
 def gelu_and_mul_sparse_takes(x: Tensor, std_multiplier: float, approximate: str = "none") -> bool:
-    if approximate not in _GELU_SPARSE or not _is_rows(x):
+    if not isinstance(approximate, str) or approximate not in _GELU_SPARSE or not _is_rows(x):
         return False
     return _known(x.shape[-1] % 2 == 0) and _known(x.shape[-1] >= 2)
 
@@ -113,7 +113,7 @@ def register() -> tuple[str, ...]:
 
 def _is_rows(x: Tensor) -> bool:
     """Whether x has a dtype of ours, is where our kernels run, and its rows lie at one distance without gaps."""
-    if x.dtype not in _DTYPES or not x.dim() or not _runs_on(x.device):
+    if x.is_nested or x.layout != torch.strided or x.dtype not in _DTYPES or not x.dim() or not _runs_on(x.device):
         return False
     if type(x) is Tensor and x.is_contiguous():
         return _known(x.shape[-1] > 0)
@@ -128,13 +128,13 @@ def _is_rows(x: Tensor) -> bool:
 def _is_weight(weight: Tensor | None, x: Tensor) -> bool:
     if weight is None:
         return True
-    if weight.dtype not in _DTYPES or weight.device != x.device or weight.dim() != 1:
+    if weight.layout != torch.strided or weight.dtype not in _DTYPES or weight.device != x.device or weight.dim() != 1:
         return False
     return _known(weight.shape[0] == x.shape[-1]) and (_known(weight.stride(0) == 1) or _known(weight.shape[0] == 1))
 
 
 def _is_like(residual: Tensor, x: Tensor) -> bool:
-    if residual.dtype != x.dtype or residual.device != x.device or residual.dim() != x.dim():
+    if residual.is_nested or residual.dtype != x.dtype or residual.device != x.device or residual.dim() != x.dim():
         return False
     return all(_known(a == b) for a, b in zip(residual.shape, x.shape, strict=True)) and _is_rows(residual)
 

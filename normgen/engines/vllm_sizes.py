@@ -131,8 +131,8 @@ def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
     ]
     if kind in _NORMS_OF_HEADS:
         heads = _size(config, "num_attention_heads")
-        cols = int(config.get("head_dim") or hidden // heads)
-        kv_heads = max(1, int(config.get("num_key_value_heads") or heads) // tp)
+        cols = _size(config, "head_dim", hidden // heads)
+        kv_heads = max(1, _size(config, "num_key_value_heads", heads) // tp)
         for rows in sorted({_share(heads, tp, "num_attention_heads"), kv_heads}):
             call = Call(name="rms_norm", spec="vllm_ir_rmsnorm", cols=cols, dtype=dtype, rows=rows, dtypes=weights)
             found.append(call)
@@ -140,9 +140,12 @@ def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
         if config.get(name):
             found.append(Call(name="rms_norm", spec="vllm_ir_rmsnorm", cols=_size(config, name), dtype=dtype))
     if kind in _SPARSE_GATES:
-        sizes = config.get("intermediate_size")
-        for size in sorted(set(sizes if isinstance(sizes, list) else [sizes])):
-            cols = _share(_whole("intermediate_size", size), tp, "intermediate_size")
+        given = config.get("intermediate_size")
+        sizes = {
+            _whole("intermediate_size", size) for size in (given if isinstance(given, list) and given else [given])
+        }
+        for size in sorted(sizes):
+            cols = _share(size, tp, "intermediate_size")
             found.append(Call(name="gelu_and_mul_sparse", spec="vllm_ir_gelu_tanh_mul_sparse", cols=cols, dtype=dtype))
     found += _quantising(config, hidden, dtype)
     return tuple(found)
@@ -176,8 +179,8 @@ QUANTISING: dict[str, dict[str, str]] = {
 def _form_of(how: Mapping[str, Any]) -> str:
     """Of a quantization_config: "static", "token", "group", or "" where activations do not become fp8 in a norm."""
     if how.get("quant_method") == "fp8":
-        if how.get("weight_block_size"):
-            return "group" if list(how["weight_block_size"])[-1] == 128 else ""
+        if blocks := how.get("weight_block_size"):
+            return "group" if isinstance(blocks, list) and blocks[-1] == 128 else ""
         return "static" if how.get("activation_scheme") == "static" else ""
     if how.get("quant_method") == "compressed-tensors":
         groups = how.get("config_groups")
@@ -235,8 +238,10 @@ def _counts(call: Call, rows: tuple[int, int], step: int = STEP) -> tuple[int, .
     return row_counts(first, last, step=step)
 
 
-def _size(config: Mapping[str, Any], name: str) -> int:
-    return _whole(name, config.get(name))
+def _size(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    """A size of the configuration; where it says none, or null, `otherwise`."""
+    given = config.get(name)
+    return _whole(name, otherwise if given is None else given)
 
 
 def _whole(name: str, value: Any) -> int:

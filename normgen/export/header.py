@@ -147,6 +147,12 @@ def stored_dtypes(group: Group) -> list[DType]:
     return [found[name] for name in sorted(found)]
 
 
+def kernel_dtypes(group: Group) -> list[DType]:
+    """The stored number formats whose type in the device library has another name than in C++, or none there."""
+    found = {t.dtype.name: t.dtype for t in group.problem.tensors if t.dtype.ctype != t.dtype.cuda_ctype}
+    return [found[name] for name in sorted(found)]
+
+
 def host_text(header: Halves) -> str:
     """The host part of a header alone."""
     names: dict[str, str | int] = {"name": header.group.name, "arch": header.group.arch}

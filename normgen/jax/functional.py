@@ -12,17 +12,43 @@ import jax.numpy as jnp
 from normgen.errors import UsageError, did_you_mean
 from normgen.jax.operators import Operator
 from normgen.operators.labels import ignore_index_of, label_smoothing_of
+from normgen.operators.signature import Beside
 from normgen.operators.table import REDUCTIONS, TABLE
 from normgen.spec.reader import load
 
 Array = Any
 
 
+def _over_axis(run: Callable[..., Array], x: Array, axis: Any, where: Any, **options: Any) -> Array:
+    """`run` along another axis, which is moved behind the others, and copied."""
+    if where is not None:
+        hint = "normgen.jax.masked_softmax(x, mask), whose mask is added: -inf where an element is left out"
+        raise UsageError("a softmax takes whole rows", received=f"where={where!r}", hint=hint)
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+        hint = "axis=-1 is the last; reshape several axes to one"
+        raise UsageError(f"axis is one of the {x.ndim} axes", received=f"axis={axis}", hint=hint)
+    return jnp.moveaxis(run(jnp.moveaxis(x, axis, -1), **options), -1, axis)
+
+
+_SOFTMAX = """
+if axis != -1 or where is not None:
+    return run_beside_(call_, input, axis, where, dtype=dtype)
+"""
+_BESIDE = Beside(parameter="axis=-1, where=None", lines=_SOFTMAX, run=_over_axis)  # what those of jax.nn take
+
+
 @functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """The function of a row of `TABLE`."""
+    """The function of a row of `TABLE`; a softmax takes what that of jax.nn takes."""
     row = TABLE[name]
-    made = Operator(load(row.spec), returns=row.returns, takes=row.called, defaults=row.defaults, name=name)
+    made = Operator(
+        load(row.spec),
+        returns=row.returns,
+        takes=row.called,
+        defaults=row.defaults,
+        name=name,
+        beside=_BESIDE if name in ("softmax", "log_softmax") else None,
+    )
     return made.function
 
 

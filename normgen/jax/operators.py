@@ -17,7 +17,7 @@ from normgen.errors import UsageError
 from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
 from normgen.jax.target import axes_of
 from normgen.operators.forms import Form, Lengths, is_of_rows, returned, spec_of_operator, writes_of
-from normgen.operators.signature import functions_of
+from normgen.operators.signature import Beside, functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Kind, Role, Spec, Tensor
@@ -64,6 +64,7 @@ class Operator:
         takes: Mapping[str, str] | None = None,
         defaults: Mapping[str, float] | None = None,
         name: str = "",
+        beside: Beside | None = None,
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
         self.spec = spec
@@ -84,6 +85,7 @@ class Operator:
             options={"dtype": None},
             module="normgen.jax",
             says=f"Returns {', '.join(self.returns)}.",
+            beside=beside,
         )
         self.function.operator = self  # type: ignore[attr-defined]
         self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call

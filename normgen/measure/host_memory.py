@@ -51,8 +51,10 @@ def require_memory(problem: Problem, *, addresses: int = 0) -> None:
     """Raise UsageError unless a check of this many rows fits, and `addresses` bytes of address space besides."""
     needed, free = needed_bytes(problem), free_bytes()
     if needed > free:
-        received = f"{problem.rows} x {problem.cols} takes {_gb(needed)}, and {_gb(free)} are free"
-        raise UsageError("a check fits the memory of the host", received=received, hint="take fewer cols")
+        inner = f", inner {problem.inner}," if problem.inner else ""
+        received = f"{problem.rows} x {problem.cols}{inner} takes {_gb(needed)}, and {_gb(free)} are free"
+        hint = "take fewer cols, or a smaller inner" if problem.inner else "take fewer cols"
+        raise UsageError("a check fits the memory of the host", received=received, hint=hint)
     if needed + addresses > free_addresses():
         received = f"{_gb(needed + addresses)}, and {_gb(free_addresses())} are free"
         raise UsageError("a check fits the address space of the process", received=received, hint="see ulimit -v")

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from normgen.spec.spec import Spec, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A parameter behind the first that a framework's function of the same name has, and a spec has not.
+
+    lines  what a call does with it, as Python, by the names of the parameters: where it is said as the framework says
+           it, `return run_beside_(call_, ...)`. It reads nothing but its arguments, as `traced` does
+    run    run_beside_
+    """
+
+    parameter: str
+    lines: str
+    run: Callable[..., Any]
 
 
 def functions_of(
@@ -20,6 +36,7 @@ def functions_of(
     module: str,
     says: str,
     traced: tuple[Callable[[], bool], Callable[..., Any], Callable[[], str]] | None = None,
+    beside: Beside | None = None,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(The function that hands its arguments to `run`, one that returns them): tensors, scalars, then the options.
 
@@ -40,22 +57,25 @@ def functions_of(
     asked = max((place for place, t in enumerate(order) if not t.optional), default=-1)
     tensors = [f"{called[t.name]}{'=None' if place > asked else ''}" for place, t in enumerate(order)]
     values = [f"{scalars[n]}={defaults.get(n, value)!r}" for n, value in spec.scalars]
+    between = [beside.parameter] if beside else []
     ours = [f"{option}={value!r}" for option, value in options.items()]
     parameters = ", ".join((*tensors, *values, *["*"] * bool(ours), *ours))
+    public = ", ".join((*tensors[:1], *between, *tensors[1:], *values, *["*"] * bool(ours), *ours))
+    first = textwrap.indent(beside.lines, " " * 8) if beside else ""
     bound = ", ".join(
         (f"({', '.join(called.values())},)", f"({''.join(f'{n}, ' for n in scalars.values())})", *options)
     )
     in_a_row = ", ".join((*called.values(), *scalars.values(), *options, "where_()"))
     way = f"        if is_traced_():\n            return traced_({in_a_row})\n" if traced else ""
     text = (  # no name of a spec ends with an underscore
-        "def made_(run_, bind_, is_traced_, traced_, where_):\n"
-        f"    def call_({parameters}):\n{way}        return run_({bound})\n"
+        "def made_(run_, bind_, is_traced_, traced_, where_, run_beside_):\n"
+        f"    def call_({public}):\n{first}{way}        return run_({bound})\n"
         f"    def bound_({parameters}):\n        return bind_({bound})\n"
         "    return call_, bound_\n"
     )
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, f"<{module} operator {name}>", "exec"), scope)
-    function, binder = scope["made_"](run, lambda *found: found, *(traced or (None, None, None)))
+    function, binder = scope["made_"](run, lambda *found: found, *(traced or (None,) * 3), beside and beside.run)
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _described(spec, reads, called, says)
     function.__module__ = module

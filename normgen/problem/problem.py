@@ -396,7 +396,8 @@ def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
         raise UsageError("a shape needs cols >= 1 and no negative size", received=str(shape))
     rows, cols = math.prod(shape[:-1]), shape[-1]
     if max(rows, cols) > LARGEST_SIZE:
-        raise UsageError("rows and cols must each fit 31 bits", received=f"{rows} x {cols}")
+        hint = "split the rows among several calls" if rows > LARGEST_SIZE else None
+        raise UsageError("rows and cols must each fit 31 bits", received=f"{rows} x {cols}", hint=hint)
     return rows, cols
 
 
@@ -525,7 +526,8 @@ def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, 
         raise UsageError(f"the number of {what} is a whole number", received=f"batches {batches!r}")
     count = batches if batches is not None else own[0] if len(sizes) > 2 else 1
     if batches is not None and (count < 1 or rows % count):
-        raise UsageError(f"the {what} have equally many rows", received=f"{rows} rows in {count} {what}")
+        hint = f"--batches N, or batches=N from Python, of which {rows} is a multiple"
+        raise UsageError(f"the {what} have equally many rows", received=f"{rows} rows in {count} {what}", hint=hint)
     return max(1, rows // max(1, count)) if any(t.kind.by_batch for t in tensors) else 0
 
 

@@ -1,6 +1,6 @@
 """normgen's operations for torch: functions, modules, and any spec as an operator. It imports torch; normgen does not.
 
-y = normgen.torch.rms_norm(x, weight, 1e-6)            # with autograd, under autocast, torch.compile and dispatch modes
+y = normgen.torch.rms_norm(x, (4096,), weight, 1e-6)   # with autograd, under autocast, torch.compile and dispatch modes
 norm = normgen.torch.RMSNorm(4096, device="cuda")       # in the place of torch.nn.RMSNorm
 mine = normgen.torch.operator("my_norm.toml")           # any spec, by name, file, text or as a Spec
 own = normgen.torch.fused(function)                     # a kernel of a function of torch operations, no spec written

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from normgen.errors import OutsideError, UsageError, did_you_mean
 from normgen.operators.labels import ignore_index_of, label_smoothing_of
+from normgen.operators.signature import Beside
 from normgen.operators.table import REDUCTIONS, TABLE
 from normgen.spec.reader import load
 from normgen.torch.operators import Operator
@@ -32,9 +33,59 @@ def is_float32_under_autocast(name: str) -> bool:
     return own is not None and bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{own}", "AutocastCUDA"))
 
 
+def over_last(run: Any, shape: Any, x: Tensor, *parameters: Any, eps: float | None, **options: Any) -> Tensor:
+    """`run` over the last dimensions, which are one to it. An eps of None is that of the dtype that it computes in."""
+    sizes = x.shape
+    eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps if eps is None else eps
+    shape = (shape,) if isinstance(shape, int) else shape
+    if len(shape) == 1 and sizes and sizes[-1] == shape[0]:  # a slice of sizes would cost 0.3 us
+        return run(x, ..., *parameters, eps=eps, **options)
+    if not shape or sizes[-len(shape) :] != tuple(shape):
+        rule = f"the last sizes are the normalized_shape {tuple(shape)}"
+        hint = "layer_norm(x, (cols,), weight); or layer_norm(x, weight), over the last dimension"
+        raise UsageError(rule, received=str(tuple(sizes)), hint=hint)
+    flat = [p.flatten() if isinstance(p, torch.Tensor) else p for p in parameters]
+    return run(x.flatten(-len(shape)), ..., *flat, eps=eps, **options).reshape(sizes)
+
+
+def _over_dim(run: Any, x: Tensor, dim: Any, **options: Any) -> Tensor:
+    """`run` along another dimension, which is moved behind the others, and copied."""
+    if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
+        raise UsageError(f"dim is one of the {x.ndim} dimensions", received=f"dim={dim}", hint="dim=-1 is the last")
+    return run(x.movedim(dim, -1), **options).movedim(-1, dim)
+
+
+# What torch's functions of the same names take behind the first tensor. Names of classes, and `...` for what is not
+# said, are constants to a compiler, which would compare `tuple` and `isinstance` at every call.
+_RMS_NORM = """
+if normalized_shape is not ...:
+    if normalized_shape.__class__.__name__ in ("tuple", "list", "Size", "int"):
+        return run_beside_(call_, normalized_shape, input, weight, eps=eps, dtype=dtype, opaque=opaque)
+    weight, eps = normalized_shape, eps if weight is None else weight
+"""
+_LAYER_NORM = """
+if normalized_shape is not ...:
+    if normalized_shape.__class__.__name__ in ("tuple", "list", "Size", "int"):
+        return run_beside_(call_, normalized_shape, input, weight, bias, eps=eps, dtype=dtype, opaque=opaque)
+    if bias.__class__.__name__ in ("float", "int", "float32", "float64"):
+        bias, eps = None, bias
+    weight, bias = normalized_shape, bias if weight is None else weight
+"""
+_SOFTMAX = """
+if dim != -1:
+    return run_beside_(call_, input, dim, dtype=dtype, opaque=opaque)
+"""
+_BESIDE = {
+    "rms_norm": Beside(parameter="normalized_shape=...", lines=_RMS_NORM, run=over_last),
+    "layer_norm": Beside(parameter="normalized_shape=...", lines=_LAYER_NORM, run=over_last),
+    "softmax": Beside(parameter="dim=-1", lines=_SOFTMAX, run=_over_dim),
+    "log_softmax": Beside(parameter="dim=-1", lines=_SOFTMAX, run=_over_dim),
+}
+
+
 @functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """The function of a row of `TABLE`."""
+    """The function of a row of `TABLE`, which takes what torch's of its name takes."""
     row = TABLE[name]
     made = Operator(
         load(row.spec),
@@ -43,6 +94,7 @@ def function(name: str) -> Callable[..., Any]:
         takes=row.called,
         defaults=row.defaults,
         name=name,
+        beside=_BESIDE.get(name),
     )
     return made.function
 
@@ -53,22 +105,35 @@ _loss_of_rows = Operator(load("cross_entropy"), takes={"x": "input", "label": "t
 def cross_entropy(
     input: Tensor,
     target: Tensor,
-    *,
+    weight: Tensor | None = None,
+    size_average: None = None,
     ignore_index: int = -100,
+    reduce: None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    *,
     z_loss: float = 0.0,
     opaque: bool | None = None,
 ) -> Tensor:
     """Cross entropy of logits [.., cols] with labels [..], as torch's, and z_loss * log(sum(exp(input)))**2 beside it.
 
+    Logits [batch, cols, ..] with labels [batch, ..], as torch has them, are moved, and copied.
     loss = log(sum(exp(input))) - input[target] of each row, in float32, and 0 where target is `ignore_index`; "mean"
     divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0, as torch's.
     A label that is neither a column nor `ignore_index` raises OutsideError, an IndexError, on the CPU; on a GPU and in
     a compiled program, which do not stop for it, that row's loss and its whole gradient are NaN.
     Raises UsageError for another reduction than "mean", "sum" and "none", for an `ignore_index` that is no whole number
-    or that float32 does not hold exactly, for a `label_smoothing` outside of 0 to 1, and for tensors that do not fit.
+    or that float32 does not hold exactly, for a `label_smoothing` outside of 0 to 1, for weights of classes, targets
+    that are no labels, `size_average` and `reduce`, and for tensors that do not fit, or fit in both ways.
     """
+    if not (weight is None and size_average is None and reduce is None):
+        _refuse_options(weight, size_average, reduce)
+    if isinstance(input, torch.Tensor) and input.ndim > 2:
+        input = _classes_last(input, target)
+    if isinstance(target, torch.Tensor) and target.is_floating_point():
+        raise UsageError(
+            "a target is a label for each row", received=f"{target.dtype} {list(target.shape)}", hint=_OTHER
+        )
     if reduction not in REDUCTIONS:
         raise UsageError("unknown reduction", received=str(reduction), hint=did_you_mean(str(reduction), REDUCTIONS))
     ignored, smoothing = ignore_index_of(ignore_index), label_smoothing_of(label_smoothing)
@@ -88,6 +153,28 @@ def cross_entropy(
         return total / count
     # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
     return total.masked_fill(count == 0, 0.0) / count
+
+
+_OTHER = "normgen.torch.fused(torch.nn.functional.cross_entropy) is a kernel with them"
+
+
+def _refuse_options(weight: Any, size_average: Any, reduce: Any) -> None:
+    if weight is not None:
+        raise UsageError("cross_entropy has no weights of classes", received=f"weight={weight!r}", hint=_OTHER)
+    received = f"size_average={size_average}, reduce={reduce}"
+    raise UsageError("how losses are reduced is said by reduction", received=received, hint="reduction='mean'")
+
+
+def _classes_last(input: Tensor, target: Tensor) -> Tensor:
+    """Logits with their classes last: those of labels [..] have them there, or behind the first size, as torch's."""
+    last, second = (*input.shape[:-1],), (input.shape[0], *input.shape[2:])
+    if target.shape != second:
+        return input
+    if last == second:
+        rule = "classes are the last size of logits [.., cols], or the second as torch has them: labels fit both"
+        hint = "say which: input.flatten(0, -2) and target.flatten(); or input.movedim(1, -1).flatten(0, -2)"
+        raise UsageError(rule, received=f"{list(input.shape)} and {list(target.shape)}", hint=hint)
+    return input.movedim(1, -1)
 
 
 class _Reduced:

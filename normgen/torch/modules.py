@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from normgen.errors import UsageError
-from normgen.torch.functional import function
+from normgen.torch.functional import function, over_last
 
 Tensor = Any
 
@@ -21,8 +20,7 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        eps = self.eps if self.eps is not None else torch.finfo(_accumulated(x)).eps
-        return _over_last(_rms_norm, self.normalized_shape, x, _parameter(self, "weight"), eps)
+        return over_last(_rms_norm, self.normalized_shape, x, _parameter(self, "weight"), eps=self.eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -33,38 +31,21 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         parameters = _parameter(self, "weight"), _parameter(self, "bias")
-        return _over_last(_layer_norm, self.normalized_shape, input, *parameters, self.eps)
+        return over_last(_layer_norm, self.normalized_shape, input, *parameters, eps=self.eps)
 
 
 class Softmax(torch.nn.Softmax):
-    """torch.nn.Softmax by our kernels, over the last dimension: y = exp(x - max) / sum(exp(x - max)).
+    """torch.nn.Softmax by our kernels: y = exp(x - max) / sum(exp(x - max)) along `dim`.
 
-    Raises UsageError for another dimension. Under autocast on CUDA the result is float32, as torch's.
+    Another dimension than the last is moved, and copied. Raises UsageError without one.
+    Under autocast on CUDA the result is float32, as torch's.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.dim not in (-1, input.ndim - 1):
-            hint = "transpose, or take torch.nn.Softmax"
-            raise UsageError("a kernel's rows lie along the last dimension", received=f"dim={self.dim}", hint=hint)
-        return _softmax(input)
+        return _softmax(input, self.dim)
 
 
 def _parameter(module: torch.nn.Module, name: str) -> Any:
     """Without the module's `__getattr__`, which costs 0.3 us a name, but where the parameter is parametrized."""
     known = module._parameters
     return known[name] if name in known else getattr(module, name)
-
-
-def _over_last(run: Any, shape: tuple[int, ...], x: Tensor, *others: Any) -> Tensor:
-    """`run` over the last dimensions, which are one to it."""
-    sizes = x.shape
-    if len(shape) == 1 and sizes and sizes[-1] == shape[0]:  # a slice of sizes would cost 0.3 us
-        return run(x, *others)
-    if sizes[-len(shape) :] != shape:
-        raise UsageError(f"the last sizes are the normalized_shape {shape}", received=str(tuple(sizes)))
-    flat = [o.flatten() if isinstance(o, torch.Tensor) else o for o in others]
-    return run(x.flatten(-len(shape)), *flat).reshape(x.shape)
-
-
-def _accumulated(x: Tensor) -> Any:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -12,7 +12,7 @@ import torch
 
 from normgen.errors import UsageError
 from normgen.operators.forms import returned, spec_of_operator
-from normgen.operators.signature import functions_of
+from normgen.operators.signature import Beside, functions_of
 from normgen.spec.spec import Spec
 from normgen.torch import sharding
 from normgen.torch.calls import Values, as_wide
@@ -46,6 +46,7 @@ class Operator:
         takes: Mapping[str, str] | None = None,
         defaults: Mapping[str, float] | None = None,
         name: str = "",
+        beside: Beside | None = None,
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
         self.spec = spec
@@ -69,6 +70,7 @@ class Operator:
             module="normgen.torch",
             says=self._says(in_float32=in_float32),
             traced=(torch.compiler.is_dynamo_compiling, self.traced, line_of_call),
+            beside=beside,
         )
         self.function.operator = self  # type: ignore[attr-defined]
         self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call

@@ -1,6 +1,7 @@
 // A driver for programs without a GPU (libcuda.so.1): it writes what it is asked, one line each, and answers success.
 // A kernel is not run: its launch is a line, with each argument as the integer of its bits.
 //   zero ADDRESS BYTES
+//   memory ADDRESS BYTES, which is the program's own
 //   launch KERNEL BLOCKS THREADS SHARED CLUSTER DEPENDENT STREAM ARGUMENTS
 // NORMGEN_FAKE_SIZES says how many bytes each argument of a kernel has, "KERNEL=8848;..."; NORMGEN_FAKE_ARCH, of which
 // architecture the device is; NORMGEN_FAKE_MEMORY, where scratch memory is.
@@ -90,6 +91,21 @@ CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char, std::size_t bytes, C
 }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
   std::cout << "copy " << to << " " << from << " " << bytes << std::endl;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuCtxSynchronize() { return CUDA_SUCCESS; }
+CUresult cuMemAlloc_v2(CUdeviceptr* memory, std::size_t bytes) {
+  *memory = reinterpret_cast<CUdeviceptr>(std::malloc(bytes));
+  std::cout << "memory " << *memory << " " << bytes << std::endl;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, std::size_t bytes) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, std::size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
   return CUDA_SUCCESS;
 }
 CUresult cuMemAllocAsync(CUdeviceptr* memory, std::size_t, CUstream) {

@@ -24,7 +24,14 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(4, 256, dtype=torch.bfloat16, device=device)
     weight = torch.randn(256, dtype=torch.bfloat16, device=device)
-    for call in (lambda: flashinfer.rmsnorm(x, weight), lambda: flashinfer.fused_add_rmsnorm(x, x.clone(), weight)):
+    scale, out = torch.ones(1, device=device), torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    for call in (
+        lambda: flashinfer.rmsnorm(x, weight),
+        lambda: flashinfer.fused_add_rmsnorm(x, x.clone(), weight),
+        lambda: flashinfer.gemma_rmsnorm(x, weight),
+        lambda: flashinfer.norm.rmsnorm_quant(out, x, weight, scale),
+        lambda: flashinfer.norm.fused_add_rmsnorm_quant(out, x, x.clone(), weight, scale),
+    ):
         try:
             call()
             print("served")

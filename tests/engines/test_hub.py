@@ -100,3 +100,16 @@ def test_kernelize_puts_the_layer_into_a_llama_in_its_four_modes(folder: tuple[b
     limits = {"logits": 0.0 if rounds else 0.05, "weights": 0.05}
     assert [max(found[name]) <= limit for name, limit in limits.items()] == [True, True], found
     assert len(found["weights"]) == 2 * 5
+
+
+@NEEDS_CLIENT
+@needs_kernels
+def test_a_layer_hands_over_rows_as_its_libraries_take_them(folder: tuple[bool, Path], tmp_path: Path) -> None:
+    """However rows and the gradient behind them lie; results lie as the compiler is told that they do."""
+    done = subprocess.run(
+        [sys.executable, HERE / "layered.py", folder[1]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 2 * 3 * 9
+    assert {case: result for case, result in found.items() if result != [True] * 4} == {}

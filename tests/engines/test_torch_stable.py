@@ -40,10 +40,12 @@ RECORDS = [
     record("rmsnorm", shape="64x512"),
     record("rmsnorm_to_fp8_group", shape="64x512", dtype="bf16"),
     record("adaln", shape="4096x512", batches=4),
+    record("cross_entropy", shape="64x512"),
 ]
 NAMES = [
     "adaln_saving",
     "adaln",
+    "cross_entropy_with_lse_saving",
     "rmsnorm_saving",
     "rmsnorm",
     "rmsnorm_to_fp8_group_with_y_saving",
@@ -100,6 +102,7 @@ def test_operators_have_the_names_and_schemas_of_those_that_python_registers(exp
     import normgen.torch
 
     normgen.torch.operator("rmsnorm_to_fp8_group", returns=("q", "scale", "y"))
+    normgen.torch.operator("cross_entropy", returns=("loss", "lse"))
     for name in NAMES:
         ours, theirs = getattr(exported, name).default, getattr(torch.ops.normgen, name).default
         assert str(ours._schema) == str(theirs._schema).replace("normgen::", "exported::")
@@ -187,6 +190,8 @@ call("rmsnorm", x[:0], None, 0.5, f32)
 call("adaln", x, torch.ones(2, 1, 512), torch.ones(2, 512), 0.5, f32)
 call("rmsnorm", x, w[:4], 0.5, f32)
 call("adaln", x, torch.ones(4, 512), torch.ones(4, 512), 0.5, f32)
+call("rmsnorm", x, w, 1e39, f32)
+call("cross_entropy_with_lse_saving", x, torch.ones(2, 3, dtype=torch.int64), 16777217.0, 0.0, 0.0, f32)
 """
 
 
@@ -231,6 +236,9 @@ def test_calls_launch_kernels_on_the_memory_of_torchs_tensors(library: Path, tex
     assert launches[4][8:] == [*map(str, (y, 0, 0, x, scale, shift))]
     assert answers[6] == "rmsnorm: 'weight' is [cols], 512 long along cols as 'x' is; received [4]"
     assert answers[7] == "adaln: the batches have equally many rows; received 6 rows, 4 batches"
+    assert answers[8] == "rmsnorm: 'eps' is a number that float32 holds; received 9.9999999999999994e+38"
+    wanted = "compared with whole numbers, and one that float32 holds exactly; received 16777217"
+    assert answers[9] == f"cross_entropy_with_lse_saving: 'ignore_index' is {wanted}"
     assert empty[1][0] == 0
 
 

@@ -5,6 +5,7 @@ The driver is a made-up one that says what it is asked; the machine code is real
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -169,6 +170,8 @@ def test_tensors_of_another_device_are_launched_there(layernorm: Library, driver
 SHAPE, GIVEN = Call(rows=4, cols=8), tensor(4096, (4, 8), F32)
 LINES = "'x' has its last axis contiguous and its lines equally far apart, none over another; received the strides"
 NO_COLUMNS = {"x": tensor(4096, (4, 0), F32), "y": tensor(4096, (4, 0), F32), "weight": None, "bias": None}
+# Leading sizes whose product is 0 in 64 bits.
+MANY = {name: tensor(4096, (1 << 32, 1 << 32, 8), F32) for name in ("x", "y")} | {"mean": None, "rstd": None}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"x": {**GIVEN, "device": CPU}},
@@ -192,6 +195,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'bias' is contiguous; received the strides [2]",
     ),
     (NO_COLUMNS, "Value", "cols is at least 1 and less than 2^31; received 0"),
+    (MANY, "Value", "rows is at least 0 and less than 2^31; received 2147483648"),
+    (
+        {"x": {**GIVEN, "at": 4098}},
+        "Value",
+        "'x' lies at a whole number of its elements' 4 bytes; received an address that does not",
+    ),
 ]
 
 
@@ -199,6 +208,30 @@ def test_what_does_not_fit_is_refused_with_a_sentence(layernorm: Library, driver
     calls = [layernorm.call(layernorm.given(SHAPE, **other)) for other, _, _ in REFUSED]
     wanted = [[f"= {kind}Error: layernorm_fwd_f32: {sentence}"] for _, kind, sentence in REFUSED]
     assert layernorm.asked(driver, calls) == wanted
+
+
+def test_a_scalar_that_float32_makes_another_of_is_refused(layernorm: Library, driver: Path, tmp_path: Path) -> None:
+    """One that is compared with labels is the number that was given: of 2^24 + 1 float32 makes 2^24."""
+    losses = Library(tmp_path, record("cross_entropy", shape="64x512"))
+    given = losses.given(Call(rows=4, cols=8))
+    place_of = [name for name, _ in losses.function.scalars].index("ignore_index") - len(losses.function.scalars)
+
+    def ignoring(label: float) -> dict[str, Any]:
+        return losses.call([*given[:place_of], label, *given[place_of:][1:]])
+
+    (fine,), (refused,), (infinite,) = (
+        [line for line in lines if line[0] in "=l"][-1:]
+        for lines in losses.asked(driver, [ignoring(2**24), ignoring(2**24 + 1), ignoring(-1e39)])
+    )
+    name = losses.function.name
+    assert fine == "= None"
+    wanted = "compared with whole numbers, and one that float32 holds exactly; received 16777217"
+    assert refused == f"= ValueError: {name}: 'ignore_index' is {wanted}"
+    assert re.fullmatch(
+        rf"= ValueError: {name}: 'ignore_index' is a number that float32 holds; received -\S+e\+3\d", infinite
+    )
+    (found,) = layernorm.asked(driver, [layernorm.call([*layernorm.given(SHAPE)[:-1], 2**24 + 1])])
+    assert found[-1] == "= None"  # an eps is compared with nothing
 
 
 def test_a_machine_without_a_driver_and_another_gpu_are_said(layernorm: Library, driver: Path, tmp_path: Path) -> None:
@@ -225,6 +258,8 @@ OTHERS: dict[str, tuple[Record, Call]] = {
     "in place": (record("add_rmsnorm", shape="64x512", in_place={"h": "residual", "y": "x"}), Call(rows=64, cols=512)),
     "groups": (record("rmsnorm_to_fp8_group", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a persistent grid of clusters": (CLUSTERS, Call(rows=4096, cols=131072, null=frozenset({"rstd"}))),
+    "labels": (record("cross_entropy", shape="64x512"), Call(rows=64, cols=512)),
+    "whole numbers": (record("rmsnorm_to_int8_token", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a product": (record("linear", shape="64x256", inner=128), Call(rows=64, cols=256, inner=128)),
 }
 
@@ -292,19 +327,52 @@ def test_the_command_writes_libraries_beside_headers_or_with_machine_code(tmp_pa
     assert isinstance(command(export, [*code, "--arch", "sm80,sm90"]).exception, UsageError)
 
 
-def test_a_program_of_cpp_calls_a_library_without_python(tmp_path: Path) -> None:
-    name, text = of_machine_code(halves_of(record("rmsnorm", shape="64x512")))
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    program = tmp_path / "program"
-    links = ["-L", place() / "lib", "-ltvm_ffi", "-ldl", f"-Wl,-rpath,{place() / 'lib'}"]
-    source = ROOT / "examples" / "tvm_ffi.cpp"
-    flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    run("g++", *flags, "-isystem", place() / "include", source, *links, "-o", program)
-    done = subprocess.run([program, built(tmp_path / name), "4", "64"], capture_output=True, text=True, check=False)
+RUSTC = shutil.which("rustc")
+PROGRAMS = ["cpp", pytest.param("rs", marks=pytest.mark.skipif(RUSTC is None, reason="rustc is not here"))]
+
+
+@pytest.fixture(scope="module")
+def norm(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory.mktemp("norm"), record("rmsnorm", shape="64x512"))
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request: pytest.FixtureRequest, norm: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The example of a language, built with every warning an error, and the library that it calls."""
+    source, made = ROOT / "examples" / f"tvm_ffi.{request.param}", tmp_path_factory.mktemp("program") / "program"
+    if request.param == "rs":
+        links = ["-L", place() / "lib", "-l", "tvm_ffi", "-C", f"link-arg=-Wl,-rpath,{place() / 'lib'}"]
+        run("rustc", "--edition", "2021", "-D", "warnings", source, *links, "-o", made)
+    else:
+        links = ["-L", place() / "lib", "-ltvm_ffi", "-ldl", f"-Wl,-rpath,{place() / 'lib'}"]
+        flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+        run("g++", *flags, "-isystem", place() / "include", source, *links, "-o", made)
+    return [made, norm.path]
+
+
+def test_a_program_calls_a_library_without_python(program: list[Path]) -> None:
+    done = subprocess.run([*program, "4", "64"], capture_output=True, text=True, check=False)
     refused = "ValueError: rmsnorm_fwd_f32: 'y' is on a CUDA device; received DLPack device type 1, which is the CPU\n"
     assert done.returncode == 0, done.stderr
     assert done.stdout == refused or re.fullmatch(r"4 x 64: largest error \d\.\de-\d+\n", done.stdout)
-    needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    needed = subprocess.run(["ldd", program[0]], capture_output=True, text=True, check=True).stdout
     names = [Path(line.split()[0]).name for line in needed.splitlines()]
     assert "libtvm_ffi.so" in names
     assert not [name for name in names if "python" in name]
+
+
+def test_a_program_hands_over_its_memory_and_compares_what_comes_back(
+    program: list[Path], norm: Library, tmp_path: Path
+) -> None:
+    """A driver that launches nothing: what the program copied there is there still, and is wrong."""
+    variables = norm.variables | {"LD_LIBRARY_PATH": str(fake_driver(tmp_path))}
+    done = subprocess.run(
+        [*program, "4", "64"], capture_output=True, text=True, check=False, env=os.environ | variables
+    )
+    said = done.stdout.splitlines()
+    memory = [line.split()[1:] for line in said if line.startswith("memory")]
+    assert sorted(int(size) for _, size in memory) == [64 * 4, 4 * 64 * 4, 4 * 64 * 4]
+    (launch,) = (line.split() for line in said if line.startswith("launch"))
+    assert {address for address, _ in memory} <= {*launch[8:]}
+    assert done.returncode == 1
+    assert re.fullmatch(r"4 x 64: largest error \d\.\de[+-]?\d+", said[-1])

@@ -118,6 +118,11 @@ def refused(device: str) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     yield "columns apart", "rms_norm", (made(64, 8).t(), w, 1e-6)
     yield "rows at two distances", "rms_norm", (wide.transpose(0, 1), w, 1e-6)
     yield "rows that overlap", "rms_norm", (x.flatten().as_strided((8, 64), (1, 1)), w, 1e-6)
+    with warnings.catch_warnings(action="ignore"):  # its interface is a prototype
+        ragged = torch.nested.nested_tensor([x[:3].clone(), x[3:].clone()])
+    yield "rows of several lengths", "rms_norm", (ragged, w, 1e-6)
+    yield "another layout", "rms_norm", (x.to_sparse(), w, 1e-6)
+    yield "a weight of another layout", "rms_norm", (x, w.to_sparse(), 1e-6)
     yield "elsewhere", "rms_norm", (x.to("meta"), w.to("meta"), 1e-6)
     yield "a residual of another dtype", "fused_add_rms_norm", (x, x.float(), w, 1e-6)
     yield "a residual of another shape", "fused_add_rms_norm", (x, x[:4], w, 1e-6)

@@ -85,6 +85,39 @@ def test_what_is_no_configuration_is_refused(text: str, rule: str, tmp_path: Pat
         calls_of({**LLAMA, "torch_dtype": "int8"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("qwen3", "head_dim", 0),
+        ("qwen3", "head_dim", "64"),
+        ("qwen3", "num_attention_heads", 0),
+        ("qwen3", "num_key_value_heads", "8"),
+        ("qwen3", "num_key_value_heads", -1),
+        ("gemma3n", "intermediate_size", [2048, "a"]),
+        ("gemma3n", "intermediate_size", []),
+        ("gemma3n", "intermediate_size", None),
+        ("llama", "q_lora_rank", 1.5),
+    ],
+)
+def test_a_size_that_is_no_whole_number_is_refused_by_its_name(kind: str, name: str, value: Any) -> None:
+    given = value[-1] if isinstance(value, list) and value else value
+    with pytest.raises(UsageError, match=f"'{name}', a whole number from 1 on") as refused:
+        calls_of({**LLAMA, "model_type": kind, name: value})
+    assert refused.value.received == json.dumps(given)
+
+
+def test_a_size_that_is_null_follows_from_the_others() -> None:
+    left_out = {**LLAMA, "model_type": "qwen3", "head_dim": None, "num_key_value_heads": None}
+    heads = LLAMA["num_attention_heads"]
+    assert [(c.cols, c.rows) for c in calls_of(left_out)][2:] == [(LLAMA["hidden_size"] // heads, heads)]
+
+
+@pytest.mark.parametrize("blocks", [128, "128", {"1": 128}])
+def test_blocks_that_are_no_list_quantise_no_norm(blocks: Any) -> None:
+    how = {"quant_method": "fp8", "weight_block_size": blocks}
+    assert [call.name for call in calls_of({**LLAMA, "quantization_config": how})] == ["rms_norm", "fused_add_rms_norm"]
+
+
 def test_a_suite_has_a_problem_for_each_band_of_each_call() -> None:
     suite = suite_of(calls_of(QWEN3), rows=(1, 64))
     shapes = [(entry.op, entry.shape) for entry in suite.entries]

@@ -358,12 +358,27 @@ def test_a_mesh_sums_the_gradients_of_what_is_the_same_along_it() -> None:
     check_close(jax.grad(loss(sharded), (0, 1))(x, weight), jax.grad(loss(reference), (0, 1))(x, weight))
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("axis", [0, 1, -1, -3])
+def test_what_bears_a_name_of_jax_nn_takes_its_arguments_in_its_order(name: str, axis: int) -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 12)), np.float32)
+    ours, theirs = getattr(nj, name), getattr(jax.nn, name)
+    assert list(inspect.signature(ours).parameters)[1:3] == list(inspect.signature(theirs).parameters)[1:3]
+    for found, want in ((ours(x, axis), theirs(x, axis)), (jax.jit(lambda x: ours(x, axis=axis))(x), theirs(x, axis))):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+    weights = jnp.arange(x.size, dtype=np.float32).reshape(x.shape)
+    one, other = (jax.grad(lambda x, of=of: (of(x, axis) * weights).sum())(x) for of in (ours, theirs))
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
         (lambda: nj.rms_norm(jnp.ones((3, 8)), jnp.ones(7)), r"'weight' of 'rmsnorm' has the shape \(8,\) here"),
         (lambda: nj.swiglu(jnp.ones((3, 8)), jnp.ones((2, 8))), r"'up' of 'swiglu' has the shape \(3, 8\) here"),
         (lambda: nj.softmax(jnp.float32(1.0)), r"takes \[.., cols\]"),
+        (lambda: nj.softmax(jnp.ones((2, 3)), (0, 1)), "axis is one of the 2 axes"),
+        (lambda: nj.log_softmax(jnp.ones((2, 3)), -1, jnp.ones((2, 3)) > 0), "a softmax takes whole rows"),
         (lambda: nj.softmax([1.0, 2.0]), "'x' of 'softmax' is an array"),
         (lambda: nj.softmax(jnp.ones((2, 3), np.int32)), "stored as one of: f32, f16, bf16"),
         (lambda: nj.softmax(jnp.ones((2, 3), np.complex64)), "real and imaginary parts are two tensors"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from normgen.errors import UsageError
 from normgen.measure import cpu_check, host_memory
 from normgen.program.source import problem_for
 from normgen.spec.reader import load
@@ -28,3 +29,11 @@ def test_all_tensors_and_float64_rows_count() -> None:
 @pytest.mark.usefixtures("one_gigabyte")
 def test_many_rows_fit_because_few_of_them_are_checked() -> None:
     assert cpu_check.why_unchecked(problem_for(LAYERNORM, shape="2147483647x768")) is None
+
+
+@pytest.mark.usefixtures("one_gigabyte")
+def test_of_a_product_the_axis_that_is_summed_is_named_too() -> None:
+    problem = problem_for(load("linear"), shape=(8, 8), inner=2**30)
+    says = r"8 x 8, inner 1073741824, takes .*\n  hint: take fewer cols, or a smaller inner"
+    with pytest.raises(UsageError, match=says):
+        host_memory.require_memory(problem)

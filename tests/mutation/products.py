@@ -27,6 +27,14 @@ PRODUCT_CASES: dict[str, Named] = {
     "gelu": named("linear_bias_gelu", "96x40", "f32", TILES, inner=21),
     "gelu_bf16": named("linear_bias_gelu", "96x40", "bf16", RELOAD, inner=21),
     "swiglu": named("linear_swiglu", "96x40", "f32", ONE_SLOT, inner=21),
+    "swiglu_copied": named("linear_swiglu", "96x40", "f32", AHEAD, inner=21),
+    "bmm_dx": named("bmm", "3x30x40", "f32", {**TILES, "tile_k": 16}, inner=21, direction="backward", gradients=["x"]),
+    "bmm_dw": named("bmm", "3x30x40", "f32", AHEAD, inner=21, direction="backward", gradients=["w"]),
+    "masked_v_online": named("masked_softmax_v", "3x30x40", "f32", {**ONE_SLOT, "softmax": "online"}, inner=21),
+    "causal_v_online": named(
+        "causal_softmax_v", "3x30x40", "bf16", {**PIECES, "softmax": "online"}, inner=21, any_cols=True
+    ),
+    "softmax_v_any_cols": named("softmax_v", "3x30x40", "f32", PIECES, inner=21, any_cols=True),
     "norm_linear": named("rmsnorm_linear", "96x40", "f32", TILES, inner=21),
     "norm_linear_copied": named("rmsnorm_linear", "96x40", "f32", AHEAD, inner=21),
     "norm_linear_bf16": named("rmsnorm_linear", "96x40", "bf16", RELOAD, inner=21),
@@ -59,17 +67,17 @@ C = MutationClass
 PRODUCTS: tuple[MutationClass, ...] = (
     # Tiles.
     C("tile_barrier", "a barrier is left out", r"__syncthreads\(\);", ""),
-    C("tile_edge_m", "no edge of m where a side is read", r"m0 \+ m < rows", "true"),
+    C("tile_edge_m", "no edge of m where a side is read", r"m0 \+ m < rows(_end)?", "true"),
     C("tile_edge_n", "no edge of n where a side is read", r"\(kWholeN \|\| n0 \+ n < kCols\)|n0 \+ n < cols", "true"),
     C(
         "tile_edge_k",
         "no edge of k where a side is read",
-        r"\(kWholeK \|\| k0 \+ k < (kInner|kCols)\)|k0 \+ k < (inner|rows)",
+        r"\(kWholeK \|\| k0 \+ k < (kInner|kCols)\)|k0 \+ k < (inner|rows(_end)?)",
         "true",
     ),
     C("tile_edge_one_more", "an edge one further on", r"\b(k0 \+ k|n0 \+ n|m0 \+ m) < (\w+)(?=[ )])", r"\1 < \2 + 1"),
     C("tile_edge_one_less", "an edge one before", r"\b(k0 \+ k|n0 \+ n|m0 \+ m) < (\w+)(?=[ )])", r"\1 < \2 - 1"),
-    C("tile_result_edge_m", "results behind the last line of m", r"if \(m < (rows|kInner|inner)\)", "if (true)"),
+    C("tile_result_edge_m", "results behind the last line of m", r"if \(m < (rows(_end)?|kInner|inner)\)", "if (true)"),
     C("tile_result_edge_n", "results behind the last line of n", r"if \((kWholeN \|\| )?n < \w+\)", "if (true)"),
     C(
         "tile_fill",
@@ -80,7 +88,7 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C(
         "tile_reload_fill",
         "an edge of a side that each thread reads",
-        r"const bool inside = [^;]*(rows|kCols);",
+        r"const bool inside = [^;]*(rows(_end)?|kCols);",
         "const bool inside = true;",
     ),
     C("tile_next", "the first tile again", r"fetch\(k0 \+ kTileK\)", "fetch(k0)"),
@@ -147,6 +155,31 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C("tile_rider_dropped", "one part of a statistic", r"line < kTileK / kVector", "line < kTileK / kVector - 1"),
     C("tile_rider_twice", "squares of the scaled", r"\+= x_i \* x_i", "+= x_i * weight_i"),
     C("tile_rider_weight", "the scale is left out", r"x_i \* weight_i", "x_i"),
+    # A matrix for each batch of rows, whose last one may be shorter.
+    C("batch_matrix", "the matrix of the first batch", r"<long long>\(batch\) \*", "<long long>(0) *"),
+    C("batch_end", "a batch that ends with the last row", r"rows_begin \+ min\([^;]*\);", "rows;"),
+    C("batch_last", "a last batch as long as the others", r"min\(rows - rows_begin, (rows_per_batch)\)", r"\1"),
+    C("batch_begin", "all batches begin with the first row", r"rows_begin \+ blockIdx", "blockIdx"),
+    C("batch_terms", "terms from the first row on", r"(k = |k0 = )rows_begin", r"\g<1>0"),
+    C("batch_tile", "a tile's number among those of all batches", r"blocks_n % blocks_m \*", "blocks_n *"),
+    C("batch_number", "neighbours in the grid are of other batches", r"/ blocks_n / blocks_m", "% blocks_m"),
+    # A softmax of the left side.
+    C("max_ahead_lane", "a maximum of half a warp", r"lanes = 16;", "lanes = 8;"),
+    C(
+        "max_ahead_share",
+        "a maximum of one vector a lane",
+        r"k < (kInner|inner); k \+= 32 \*",
+        r"k < 32 && k < \1; k += 32 *",
+    ),
+    C("max_ahead_line", "the maximum of the next line", r"_found\[m\]", "_found[(m + 1) % kTileM]"),
+    C("max_start", "a maximum of at least 0", r"(_max_own\[step\] = )-3\.4\d*e\+38f", r"\g<1>0.0f"),
+    C("max_fill", "a maximum of what fills a tile", r"if \(inside_m\[step\]\) \{", "if (true) {"),
+    C("max_lanes", "a maximum of half a line's threads", r"lanes < kLineM;", "lanes < kLineM / 2;"),
+    C("max_of_tile", "the maximum of a tile alone", r"_seen = row_max_own\[step\];", "_seen = -3.4e+38f;"),
+    C("max_sum_stays", "a sum about an old maximum", r"(row_sum_own\[step\]) \*= row_max_moved;", ""),
+    C("max_result_stays", "a result about an old maximum", r"_sum\[i\]\[j\] \*= row_max_moved;", "_sum[i][j] *= 1.0f;"),
+    C("max_moves_little", "a result that moves only by much", r"_moved != 1\.0f", "_moved < 0.5f"),
+    C("max_moves_first", "the first line's move for all of a thread's", r"= moved\[own_m\(i\)\]", "= moved[own_m(0)]"),
     # Reductions of the result.
     C("result_own_place", "a part in another line", r"\[tn \* kTileM \+ own_m\(i\)\] =", "[tn * kTileM + i] ="),
     C("result_own_thread", "a part in another's place", r"\[tn \* (kTileM \+ own_m\(i\)\] =)", r"[tm * \1"),

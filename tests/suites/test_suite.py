@@ -105,6 +105,13 @@ def test_the_suites_that_ship_have_their_shapes() -> None:
     fused = suites["fused_h200"]
     assert {e.problem.rows for e in fused.entries} == {1, 16, 64, 256, 1024, 4096}
     assert {e.problem.dtype.name for e in fused.entries} == {"bf16"}
+    engines = suites["engines_h200"]
+    quantised = {f"vllm_{add}rmsnorm_to_fp8{kind}" for add in ("", "add_") for kind in ("", "_token", "_group")}
+    quantised |= {"flashinfer_rmsnorm_to_fp8", "flashinfer_add_rmsnorm_to_fp8"}
+    plain = {"gemma_rmsnorm", "vllm_ir_rmsnorm", "vllm_ir_add_rmsnorm", "vllm_add_rmsnorm"}
+    assert {e.problem.spec.name for e in engines.entries} == quantised | plain
+    with_sums = [e.problem for e in engines.entries if "add_" in e.op and "to_fp8" in e.op]
+    assert all(dict(problem.in_place) == {"h": "residual"} for problem in with_sums)
     (norm,) = fused.only("add_rmsnorm bwd").entries
     assert norm.label == "add_rmsnorm bwd 4096x4096 bf16 fresh"
     assert [t.results for t in norm.problem.tensors if t.is_written] == [("dx", "dresidual"), ("dweight",)]

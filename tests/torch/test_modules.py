@@ -21,6 +21,7 @@ MODULES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("LayerNorm", ([4, 16],), {"bias": False}),
     ("LayerNorm", (64,), {"elementwise_affine": False, "eps": 1e-2}),
     ("Softmax", (-1,), {}),
+    ("Softmax", (0,), {}),
 ]
 
 
@@ -62,7 +63,7 @@ def test_a_module_without_eps_has_that_of_the_dtype_it_computes_in() -> None:
     ("module", "x", "rule"),
     [
         (ng.LayerNorm(8), torch.randn(2, 7), r"the last sizes are the normalized_shape \(8,\)"),
-        (ng.Softmax(0), torch.randn(2, 7), "rows lie along the last dimension"),
+        (ng.Softmax(), torch.randn(2, 7), "dim is one of the 2 dimensions"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused(module: Any, x: torch.Tensor, rule: str) -> None:

@@ -81,6 +81,19 @@ def require_layout(problem: Problem, **layout: str) -> None:
         raise NotOfferedError(f"has its scales {' and '.join(layout.values()) or 'row_major'}")
 
 
+def in_place(problem: Problem, **over: str) -> None:
+    """Raises NotOfferedError unless the problem's outputs take the places that the library's take."""
+    if dict(problem.in_place) != over:
+        raise NotOfferedError(f"overwrites {', '.join(over.values())}")
+
+
+def without(problem: Problem, *names: str) -> None:
+    """Raises NotOfferedError if a tensor is there that the library does not know."""
+    for name in names:
+        if name in problem.present:
+            raise NotOfferedError(f"has no {name}")
+
+
 def column(statistic: Any) -> Any:
     """[rows] as [rows, 1], the form in which torch keeps statistics."""
     return statistic.unsqueeze(1)

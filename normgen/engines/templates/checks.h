@@ -117,8 +117,7 @@ class Call {
     if (use.leads ? tensor.ndim < use.count : tensor.ndim != use.count) refuse(said(i), listed(tensor.shape, tensor.ndim));
     if (use.leads && leader_ < 0) {
       leader_ = i;
-      sizes_[kRows] = 1;
-      for (int d = 0; d < leading(i); ++d) sizes_[kRows] *= tensor.shape[d];
+      sizes_[kRows] = product(tensor.shape, leading(i));
     }
     for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
       const Size& size = use.sizes[s];
@@ -127,6 +126,15 @@ class Call {
         from_[size.axis] = i;
       }
     }
+  }
+
+  // Of sizes; from 2^31 on it says 2^31, so that it does not wrap around. A size that is not positive is all.
+  static int64_t product(const int64_t* sizes, int count) {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    int64_t found = 1;
+    for (int d = 0; d < count; ++d) if (sizes[d] <= 0) return sizes[d];
+    for (int d = 0; d < count; ++d) found = sizes[d] < kMost && found < kMost ? found * sizes[d] : kMost;
+    return found < kMost ? found : kMost;
   }
 
   int leading(int i) const { return tensors_[i]->ndim - uses_[i].count + 1; }
@@ -159,11 +167,15 @@ class Call {
   void lie(int i) {
     const Use& use = uses_[i];
     const Tensor& tensor = *tensors_[i];
-    int64_t elements = 1, step = 1;
-    for (int d = 0; d < tensor.ndim; ++d) elements *= tensor.shape[d];
-    const int last = tensor.ndim - 1;
+    int64_t step = 1;
+    const int last = tensor.ndim - 1, bytes = use.stored.bits / 8;
     pitches_[i] = use.pitched ? tensor.shape[last] : 0;
-    if (elements == 0 || tensor.strides == nullptr) return;
+    if (product(tensor.shape, tensor.ndim) == 0) return;
+    if (bytes > 1 && reinterpret_cast<std::uintptr_t>(Client::address(tensor)) % bytes != 0) {
+      refuse(std::string("'") + use.name + "' lies at a whole number of its elements' " + std::to_string(bytes) + " bytes",
+             "an address that does not");
+    }
+    if (tensor.strides == nullptr) return;
     bool fits = true, begun = false;
     for (int d = last; d >= 0; --d) {
       if (tensor.shape[d] == 1 && !(use.pitched && d == last)) continue;
@@ -189,6 +201,20 @@ class Call {
   long long pitches_[kCount] = {};
   int device_ = 0, first_ = -1, leader_ = -1;
 };
+
+// A scalar as a kernel takes it. Of one that is compared with whole numbers float32 must not make another.
+template <class Client>
+inline float number(const char* function, const char* name, double value, bool is_compared) {
+  if (!(value - value == 0)) return static_cast<float>(value);  // infinite, or no number
+  const bool fits = std::fabs(value) <= std::numeric_limits<float>::max();
+  const float found = fits ? static_cast<float>(value) : 0.0f;
+  if (fits && !(is_compared && value == std::floor(value) && static_cast<double>(found) != value)) return found;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  Client::value_error(std::string(function) + ": '" + name + "' is " +
+                      (fits ? "compared with whole numbers, and one" : "a number") + " that float32 holds" +
+                      (fits ? " exactly" : "") + "; received " + text);
+}
 
 // Raises an error for a launch that failed.
 template <class Client>

@@ -47,6 +47,9 @@ using Call = binding::Call<Client, kCount>;
 using OnDevice = binding::OnDevice<Client>;
 
 inline void check(const char* function, cudaError_t status) { binding::check<Client>(function, status); }
+inline float number(const char* function, const char* name, double value, bool is_compared) {
+  return binding::number<Client>(function, name, value, is_compared);
+}
 
 inline const DLTensor* given(const DLTensor* tensor) { return tensor; }
 inline const DLTensor* given(const Optional<DLTensor*>& tensor) {

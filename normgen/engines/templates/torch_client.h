@@ -115,6 +115,9 @@ using Call = binding::Call<Client, kCount>;
 using OnDevice = binding::OnDevice<Client>;
 
 inline void check(const char* function, cudaError_t status) { binding::check<Client>(function, status); }
+inline float number(const char* function, const char* name, double value, bool is_compared) {
+  return binding::number<Client>(function, name, value, is_compared);
+}
 
 inline Tensor empty(const std::vector<int64_t>& shape, int32_t dtype, int device) {
   std::vector<int64_t> strides(shape.size(), 1);

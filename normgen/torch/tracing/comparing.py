@@ -95,7 +95,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
     dtypes = [n.meta["val"].dtype for n in found.recorded.raw.graph.nodes if n.op == "placeholder"]
     exact = _Exact(found, made, dtypes)
     asked = [read for read, is_asked in zip(found.reads, exact.asked, strict=True) if is_asked]
-    torchs = _widened(found.recorded.raw)
+    torchs = widened(found.recorded.raw)
     sides: _Sides | None = None
     seen = _Seen()
     stored: list[Stored] = []
@@ -119,7 +119,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
                 sides = _Sides(
                     torchs=torchs,
                     call=_alike(call, torchs, wide_ones),
-                    tail=None if found.tail is None else _widened(found.tail),
+                    tail=None if found.tail is None else widened(found.tail),
                     exact=exact,
                     given=given,
                     places=places,
@@ -449,7 +449,7 @@ def _stored_one(one: Tensor, other: Tensor, want: Tensor, moved: Tensor | None =
     return Stored(dtype=name, same=same, ours=errors[0], theirs=errors[1])
 
 
-def _widened(graph: Any) -> Any:
+def widened(graph: Any) -> Any:
     """The same operations, in float64 wherever they say another floating-point dtype, on the CPU."""
     found = _moved(graph)
     for node in found.graph.nodes:

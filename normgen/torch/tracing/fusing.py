@@ -15,7 +15,10 @@ from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.spec.spec import Role
 from normgen.torch.operators import Operator, operator
 from normgen.torch.tracing.comparing import Comparison, compared
+from normgen.torch.tracing.cuts.cutting import Cut, CutPlan, CutPlans, results_of, smaller
+from normgen.torch.tracing.cuts.pieces import CannotCutError
 from normgen.torch.tracing.formulas import names_for
+from normgen.torch.tracing.reasons import NO_NUMBER, NO_VALUE, OF_NUMBER
 from normgen.torch.tracing.recording import COLS, INNER, recorded
 from normgen.torch.tracing.values import Read, Traced
 from normgen.torch.tracing.walk import traced
@@ -43,6 +46,10 @@ class Plan:
         self._rows_of, self._is_one = found.recorded.rows_of, len(found.returns) == 1
         self.comparison: Comparison | None = None
 
+    @property
+    def text(self) -> str:
+        return self.traced.spec.text
+
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         given, tail = self.given(tensors), self.traced.tail
         results = self._run(*given)
@@ -68,7 +75,7 @@ def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | N
         return None if whole else lambda tensor, _: tensor.reshape([tensor.shape[place] for place in kept])
     if read.role is Role.PARAMETER:
         return None if len(read.dims) == 1 else lambda tensor, _: tensor.reshape(-1)
-    if read.role in (Role.SCALAR_INPUT, Role.SCALAR_PARAMETER):
+    if read.role in (Role.SCALAR_INPUT, Role.SCALAR_PARAMETER, Role.SEED):
         return None if not read.dims else lambda tensor, _: tensor.reshape(())
     if read.role in (Role.BATCH_PARAMETER, Role.HEAD_PARAMETER):
         is_flat = len(read.dims) == 2 and all(read.dims)
@@ -91,6 +98,10 @@ def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | N
     return spread
 
 
+AnyCut = CutPlan | CutPlans
+AnyPlan = Plan | AnyCut
+
+
 class Fused:
     """A function that runs as one kernel where its tensors are on a CUDA device, and as itself elsewhere.
 
@@ -98,13 +109,16 @@ class Fused:
     tensor, which are constants of the kernel; sizes of rows are free. What cannot be traced is refused with its line.
     """
 
-    def __init__(self, function: Callable[..., Any], bound: Any = None, *, rounding: str = "casts") -> None:
+    def __init__(
+        self, function: Callable[..., Any], bound: Any = None, *, rounding: str = "casts", is_cut: bool = False
+    ) -> None:
         if rounding not in ROUNDINGS:
             raise UsageError("unknown rounding", received=str(rounding), hint=did_you_mean(str(rounding), ROUNDINGS))
-        self.function, self.bound, self.rounding = function, bound, rounding
-        self._plans: dict[Facts, Plan] = {}  # by what decides the kernel
+        self.function, self.bound, self.rounding, self._is_cut = function, bound, rounding, is_cut
+        self._plans: dict[Facts, AnyPlan] = {}  # by what decides the kernel
+        self._kernels: dict[Facts, Fused] = {}  # of functions that are cut, by what these do
         self._for_one: set[Facts] = set()  # of these, there is one for each number of columns
-        self._ready: dict[Facts, Plan | None] = {}  # by all sizes; None: the function itself runs
+        self._ready: dict[Facts, AnyPlan | None] = {}  # by all sizes; None: the function itself runs
         functools.update_wrapper(self, function, updated=())
 
     def __get__(self, instance: Any, owner: Any = None) -> Fused:
@@ -137,7 +151,7 @@ class Fused:
 
     def spec(self, *args: Any, **named: Any) -> str:
         """The spec's text for these arguments; without arguments, of the last trace. Raises UsageError as a call."""
-        return self._plan(args, named).traced.spec.text
+        return self._plan(args, named).text
 
     def operator(self, *args: Any, **named: Any) -> Operator:
         """The operator that a call with these arguments runs; without arguments, that of the last trace."""
@@ -147,7 +161,7 @@ class Fused:
         """How the spec compared with the function when it was traced: a comparison on rows, not a proof."""
         return cast(Comparison, self._plan(args, named).comparison)
 
-    def _plan(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Plan:
+    def _plan(self, args: Any, named: Mapping[str, Any]) -> AnyPlan:
         if args or named:
             args = args if self.bound is None else (self.bound, *args)
             facts, tensors = _facts(args, named)
@@ -159,14 +173,14 @@ class Fused:
             raise UsageError("nothing is traced yet", received=self._title, hint=hint)
         return list(self._plans.values())[-1]
 
-    def _readied(self, facts: Facts, tensors: Sequence[Tensor], args: Any, named: Any) -> Plan | None:
+    def _readied(self, facts: Facts, tensors: Sequence[Tensor], args: Any, named: Any) -> AnyPlan | None:
         plan = self._traced(tensors, args, named) if takes_a_kernel(tensors) else None
         if len(self._ready) >= _MOST_SHAPES:
             self._ready.clear()
         self._ready[facts] = plan
         return plan
 
-    def _traced(self, tensors: Sequence[Tensor], args: Any, named: Any) -> Plan:
+    def _traced(self, tensors: Sequence[Tensor], args: Any, named: Any) -> AnyPlan:
         sizes, dtypes = [tuple(t.shape) for t in tensors], tuple(t.dtype for t in tensors)
         rows_of = _rows_of(sizes, dtypes)
         if rows_of is None:
@@ -179,11 +193,39 @@ class Fused:
             hint = "pass its tensors one by one, and numbers as they are"
             rule = "an argument is a tensor, a module, or a constant"
             raise UsageError(rule, received=str(error), hint=hint) from error
-        for lasts in ((), _lasts(sizes, pattern, rows_of)):
-            plan = self._planned(pattern, rows_of, dtypes, tensors[0].device, statics, args, named, lasts=lasts)
-            if plan is not None:
-                return plan
-        raise UsageError("a function that is traced takes rows of its arguments' sizes", received=self._title)
+        try:
+            for lasts in ((), _lasts(sizes, pattern, rows_of)):
+                plan = self._planned(pattern, rows_of, dtypes, tensors[0].device, statics, args, named, lasts=lasts)
+                if plan is not None:
+                    return plan
+            raise UsageError("a function that is traced takes rows of its arguments' sizes", received=self._title)
+        except UsageError as error:
+            if self._is_cut or error.rule.endswith((OF_NUMBER, NO_NUMBER, NO_VALUE)):
+                raise
+            key = (tuple(sizes), dtypes, tensors[0].device, statics, _autocast(tensors[0].device.type))
+            if key not in self._plans:
+                self._plans[key] = self._cut(error, tensors, args, named)
+            return self._plans[key]
+
+    def _cut(self, error: UsageError, tensors: Sequence[Tensor], args: Any, named: Any) -> AnyCut:
+        """The plan of a function that is none of rows as its tensors lie; else raises why it is none."""
+        call, names = _call(self.function, args, named), _parameters(self.function, args, named)
+        with torch.inference_mode(False):
+            try:
+                try:
+                    return self._cut_of(call, tensors, names)
+                except CannotCutError:
+                    calls, tree = results_of(call, tensors)
+                    return CutPlans([self._cut_of(one, tensors, names) for one in calls], tree)
+            except CannotCutError:
+                raise error from None
+
+    def _cut_of(self, call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence[str]) -> CutPlan:
+        cut = Cut(call, tensors, names, _spec_name(self._title))
+        if cut.shape not in self._kernels:
+            smaller(call, tensors, names, cut).check(self._title)
+            self._kernels[cut.shape] = Fused(cut.kernel, rounding=self.rounding, is_cut=True)
+        return CutPlan(cut, self._kernels[cut.shape], tensors[0].device)
 
     def _planned(
         self,
@@ -196,7 +238,7 @@ class Fused:
         named: Mapping[str, Any],
         *,
         lasts: Facts = (),
-    ) -> Plan | None:
+    ) -> AnyPlan | None:
         """The plan for any number of columns, or for `_lasts`; None where there is but one for a number of them."""
         key = (pattern, dtypes, device.type, _autocast(device.type), torch.get_default_dtype(), statics, lasts)
         if key in self._plans:
@@ -206,7 +248,7 @@ class Fused:
         with torch.inference_mode(False):
             return self._made(key, rows_of, args, named)
 
-    def _made(self, key: Facts, rows_of: int, args: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
+    def _made(self, key: Facts, rows_of: int, args: Sequence[Any], named: Mapping[str, Any]) -> AnyPlan | None:
         pattern, dtypes, device, *_, lasts = key
         title, parameters = self._title, _parameters(self.function, args, named)
         call = _call(self.function, args, named)
@@ -432,6 +474,8 @@ def _prefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _parameters(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     """The names of the tensors, in the order of `_facts`."""
+    if hasattr(function, "names"):  # of a cut
+        return list(function.names)
     code = getattr(function, "__code__", None)
     known = list(code.co_varnames[: code.co_argcount]) if code is not None else []
     known += [f"x{i}" for i in range(len(known), len(args))]

@@ -16,7 +16,7 @@ from normgen.spec.writing import number
 from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import Formulas, names_for
-from normgen.torch.tracing.reasons import BEYOND, called
+from normgen.torch.tracing.reasons import BEYOND, NO_NUMBER, NO_VALUE, called
 from normgen.torch.tracing.recording import COLS, INNER, Dims, Node, Recorded
 from normgen.torch.tracing.values import Read, Value, shape_of
 
@@ -78,9 +78,9 @@ class Known:
         if expr is not None and expr.is_number:
             return number(int(expr) if expr.is_integer else float(expr))
         if expr is not None and not all(str(symbol).startswith("s") for symbol in expr.free_symbols):
-            raise ValueError("what is in a tensor is no part of a formula")
+            raise ValueError(NO_VALUE)
         if expr is None or expr.free_symbols - {self.sizes.get(axis) for axis in LENGTHS}:
-            raise ValueError("the number of rows is no part of a formula")
+            raise ValueError(NO_NUMBER)
         parts = [self.size(part) for part in expr.args]
         kind = type(expr).__name__
         if kind in ("ToFloat", "TruncToInt") and len(parts) == 1:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from normgen.spec.formula import Binary, Expression, Name
-from normgen.spec.functions import DOT
+from normgen.spec.functions import DOT, RANDOM
+from normgen.spec.spec import Role
 from normgen.spec.writing import number
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.known import Known
@@ -168,6 +169,12 @@ class Operations(Known):
 
     def op_softplus(self, node: Node, *_: Any) -> Value:
         return self.elementwise(node, "softplus", lambda x, *by: aten.softplus(self.shared(x), *by, let=self.let))
+
+    def op_uniform_of(self, node: Node, given: Node, seed: Node, _draw: int = 0) -> Value:
+        name = self.value(seed).tree
+        assert isinstance(name, Name)
+        self.reads[name.name] = replace(self.reads[name.name], role=Role.SEED)
+        return Value(tree=aten.call(RANDOM, name), dims=self.value(given).dims, dtype=node.meta["val"].dtype)
 
     # rows
 

@@ -29,6 +29,9 @@ PART_WRITTEN = "x[..] = .."
 OF_ROWS = "it is not rows times a matrix"
 OF_PRODUCT = "it takes what another product gave"
 WHOLE_ROW = "it goes along the columns that a product gave, of which no kernel has a whole row"
+OF_NUMBER = "a function that is traced does not ask for the number of rows"
+NO_NUMBER = "the number of rows is no part of a formula"
+NO_VALUE = "what is in a tensor is no part of a formula"
 BEYOND = "a constant of a formula is below 1.7e38"
 _BY_NAME = {
     "cat": "pass its parts as tensors of their own",

@@ -6,6 +6,7 @@ its author's file. What asks for data or for a number of rows is refused with th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
 import logging
@@ -35,7 +36,18 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.overrides import TorchFunctionMode
 
 from normgen.errors import UsageError
-from normgen.torch.tracing.reasons import CALLED, DRAWS, called, hint_for, name_of_call, title, unknown, untraceable
+from normgen.torch.drawing import dropped
+from normgen.torch.tracing.reasons import (
+    CALLED,
+    DRAWS,
+    OF_NUMBER,
+    called,
+    hint_for,
+    name_of_call,
+    title,
+    unknown,
+    untraceable,
+)
 
 Node = Any  # of a torch.fx.Graph
 Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it counts, none of a size of 1
@@ -56,6 +68,14 @@ _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("require
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
     *("mean", "var", "std", "logsumexp", "linalg_vector_norm", "detach", "hardtanh", "softplus"),
+]
+
+_PLAINER = [
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"),
+        *("binary_cross_entropy_with_logits", "log_sigmoid_forward", "glu"),
+    )
 ]
 
 
@@ -217,7 +237,7 @@ def _recorded(
     if count + (last == INNER) >= len(stand_ins):
         raise UsageError(f"rows have at most {len(stand_ins) - 1 - (last == INNER)} sizes", received=str(count))
     sizes = {axis: stand_ins[axis] for axis in range(count)} | {COLS: stand_ins[-1], last: length or stand_ins[count]}
-    shapes, trees = ShapeEnv(), []
+    shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes)
     fixed = (last,) if length else ()
     fakes = [_fake(mode, tensor, sizes, dtype, device, fixed) for tensor, dtype in zip(dims, dtypes, strict=True)]
@@ -225,6 +245,35 @@ def _recorded(
     axes, inner = tuple(found[(axis,)] for axis in (*range(count), COLS)), found.get((INNER,))
 
     lines = _Lines(shapes)
+    with _running(mode, lines):
+        raw, tree = _raw(call, fakes, lines)
+        core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions(axes[-1]))(*fakes)
+        _made_plain(core)
+        _check_products(core, inner, axes[-1])
+    _check_guards(shapes, axes, inner, lines.asked)
+    return Recorded(raw=raw, core=core, dims=dims, rows_of=rows_of, axes=axes, inner=inner, tree=tree)
+
+
+def flat(call: Callable[..., Any], tensors: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """(The graph of `call` with tensors of these very sizes, how its results are put together, its mode of fakes).
+
+    Dropout is a seed that torch draws, and numbers that follow from it. Raises UsageError as `recorded` does.
+    """
+    mode, lines = FakeTensorMode(), _Lines(ShapeEnv(), draws=True)
+    with mode:
+        fakes = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+    try:
+        with _running(mode, lines):
+            raw, tree = _raw(call, fakes, lines)
+            raw = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=get_decompositions(_PLAINER))(*fakes)
+            _made_plain(raw)
+    except _SizesError as error:
+        raise error.error from error
+    return raw, tree, mode
+
+
+def _raw(call: Callable[..., Any], fakes: Sequence[Any], lines: _Lines) -> tuple[Any, Any]:
+    trees: list[Any] = []
 
     def run(*tensors: Any) -> list[Any]:
         with lines:
@@ -232,16 +281,20 @@ def _recorded(
         trees.append(tree)
         return list(leaves)
 
+    # The empty table keeps `detach`: without one, it becomes an alias, which a gradient passes.
+    raw = make_fx(torch.func.functionalize(run, remove="mutations"), decomposition_table={})(*fakes)
+    _made_plain(raw)
+    return raw, trees[0]
+
+
+@contextlib.contextmanager
+def _running(mode: Any, lines: _Lines) -> Iterator[None]:
+    """With a function's operations noted, and what torch says of them as a refusal."""
     log, disabled = logging.getLogger(_FAKES), logging.getLogger(_FAKES).disabled
     log.disabled = True  # it writes of each reading of sizes that does not fit
     try:
         with mode, metadata.preserve_node_meta(), torch.enable_grad():
-            # The empty table keeps `detach`: without one, it becomes an alias, which a gradient passes.
-            raw = make_fx(torch.func.functionalize(run, remove="mutations"), decomposition_table={})(*fakes)
-            _made_plain(raw)
-            core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions(axes[-1]))(*fakes)
-            _made_plain(core)
-            _check_products(core, inner, axes[-1])
+            yield
     except (UsageError, _SizesError):
         raise
     except (GuardOnDataDependentSymNode, DynamicOutputShapeException, DataDependentOutputException) as error:
@@ -254,8 +307,6 @@ def _recorded(
         raise _SizesError(_untraceable(error, lines.called)) from error
     finally:
         log.disabled = disabled
-    _check_guards(shapes, axes, inner, lines.asked)
-    return Recorded(raw=raw, core=core, dims=dims, rows_of=rows_of, axes=axes, inner=inner, tree=trees[0])
 
 
 def _check_products(core: Any, inner: Any, cols: Any) -> None:
@@ -299,12 +350,14 @@ class _Lines(TorchFunctionMode):
 
     called = ""  # the last
 
-    def __init__(self, shapes: Any) -> None:
+    def __init__(self, shapes: Any, *, draws: bool = False) -> None:
         super().__init__()
-        self.shapes = shapes
+        self.shapes, self.draws = shapes, draws
         self.asked: dict[int, tuple[str, str]] = {}  # of a guard: the operation that asks about sizes, and its line
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload):  # of a function that was cut: it says its author's line itself
+            return func(*args, **(kwargs or {}))
         frame: Any = sys._getframe(1)
         while frame is not None and _is_ours(frame.f_code.co_filename):
             frame = frame.f_back
@@ -318,6 +371,7 @@ class _Lines(TorchFunctionMode):
         metadata.current_meta["custom"] = notes
         first = len(self.shapes.guards)
         func = _linear if func is torch.nn.functional.linear else func
+        func = dropped if self.draws and name == "dropout" else func
         found = func(*args, **(kwargs or {}))
         if name and frame is not None:
             line = _line(frame.f_code.co_filename, frame.f_lineno)
@@ -372,10 +426,11 @@ def _made_plain(graph: Any) -> None:
             continue
         if node.target._schema.is_mutable:
             changed = node.args[0]
-            if title(node) in DRAWS:
+            if title(node) in DRAWS and called(node) != "copy_":
                 raise refused(unknown(title(node))[0], line_of(node), unknown(title(node))[1])
             if changed.op == "placeholder":
-                raise refused("a function that is traced does not write to its arguments", line_of(node))
+                hint = "write x = x + y for x += y, where x is an argument"
+                raise refused("a function that is traced does not write to its arguments", line_of(node), hint)
             packet = node.target.overloadpacket.__name__
             plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
             if not packet.endswith("_") or plain is None:
@@ -391,7 +446,7 @@ def _made_plain(graph: Any) -> None:
 
 
 def _decompositions(cols: Any) -> dict[Any, Any]:
-    more = get_decompositions([torch.ops.aten.elu, torch.ops.aten.leaky_relu])
+    more = get_decompositions([torch.ops.aten.elu, torch.ops.aten.leaky_relu, *_PLAINER])
     known = {**core_aten_decompositions(), **more}
     found = {op: how for op, how in known.items() if op.overloadpacket.__name__ not in _KEPT}
 
@@ -403,9 +458,14 @@ def _decompositions(cols: Any) -> dict[Any, Any]:
             return NotImplemented
         return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
 
+    def xlogy(x: Any, y: Any) -> Any:
+        """A share of 0 adds nothing, whatever the logarithm is; torch's own has a branch for NaN beside it."""
+        return torch.where(x == 0, 0.0, x * torch.log(y))
+
     own = torch.ops.aten
     return {
         **found,
+        own.xlogy.Tensor: xlogy,
         own.mean.default: mean,
         own.mean.dim: mean,
         # No gradient goes through either limit itself, as it does through those of clamp.
@@ -428,7 +488,7 @@ def _check_guards(shapes: Any, axes: Sequence[Any], inner: Any, asked: Mapping[i
             name, line = asked[i]
             raise refused(f"'{name}' asks for the number of rows, which is any", line, hint_for(name))
         if asks & set(axes[:-1]):
-            raise refused("a function that is traced does not ask for the number of rows", line)
+            raise refused(OF_NUMBER, line)
         raise _SizesError(refused("the function asks for the number of columns", line))
     if axes[-1] in shapes.replacements or inner in shapes.replacements:
         raise _SizesError(refused("the function takes one number of columns", "its operations"))

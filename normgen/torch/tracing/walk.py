@@ -225,7 +225,7 @@ class Walk(Operations):
         own = self.dtypes[first.name]
         tensors: dict[str, Any] = {}
         for read in reads:
-            default = torch.float32 if read.role in _OWN_DTYPE else own
+            default = torch.float32 if read.role in _OWN_DTYPE else torch.int64 if read.role is Role.SEED else own
             entry = _entry(read.role, self.dtypes[read.name], default, always=read is first)
             if INNER in read.axes:
                 own_axes = {"axes": self.axes_of(read)}

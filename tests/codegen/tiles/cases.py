@@ -221,5 +221,10 @@ COMPUTED = {
         lambda a: {**gradients(a), "dbias": np.exp(a["dy"]).sum(0, keepdims=True)},
     ),
 }
+TWO_ORDERS = Case(  # of a side's tensors: one element at a time
+    {**TENSORS, "up": ("cols", "inner"), "x2": ("inner", "rows")},
+    (dot("y", x + x2, w * up), STORE),
+    lambda a: {"y": product(a["x"] + a["x2"], a["w"] * a["up"])},
+)
 CASES = COPIED | COMPUTED
 PARTLY_COPIED = ("silu of x", "silu of w", "a gain along inner")  # one side is as it is stored

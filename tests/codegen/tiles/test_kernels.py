@@ -12,7 +12,7 @@ from normgen.codegen.module import Launch, Module, Source
 from normgen.cpu import build_many, find_compiler
 from normgen.schedule.knobs import Copy, Hold
 from normgen.schedule.schedule import Schedule
-from tests.codegen.tiles.cases import CASES, COPIED, PARTLY_COPIED
+from tests.codegen.tiles.cases import CASES, COPIED, PARTLY_COPIED, TWO_ORDERS
 from tests.codegen.tiles.handmade import LINEAR, SMALL, Case, Sizes, ran
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -94,6 +94,14 @@ def test_the_lines_of_a_tensor_may_lie_further_apart_than_they_are_long() -> Non
     case, sizes = CASES["linear, w turned"], (17, 20, 15)
     [program] = build_many([case.module(sizes, SMALL.varied(stages=2))])
     assert not ran(case, program, sizes, pad=12)
+
+
+def test_tensors_of_one_side_may_lie_along_different_axes() -> None:
+    """A thread moves several elements of each tile: along one tensor's lines, and across the other's."""
+    sizes = (70, 21, 37)
+    for knobs in ({"tile_m": 64, "tile_n": 32, "thread_m": 8, "thread_n": 8}, {"tile_k": 16, "stages": 2}):
+        [program] = build_many([TWO_ORDERS.module(sizes, SMALL.varied(vector=1, **knobs))])
+        assert not ran(TWO_ORDERS, program, sizes, pad=3), knobs
 
 
 def test_what_reduces_its_result_gives_the_same_bits_in_whatever_order_blocks_arrive() -> None:

@@ -13,7 +13,17 @@ import flashinfer
 import torch
 
 from normgen.bench.peers import Call, Options, Tensors
-from normgen.bench.peers.common import Function, on_sets, pick, require, require_layout, scalar, versions_of
+from normgen.bench.peers.common import (
+    Function,
+    in_place,
+    on_sets,
+    pick,
+    require,
+    require_layout,
+    scalar,
+    versions_of,
+    without,
+)
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
@@ -34,21 +44,21 @@ def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call
 
 
 def _rms_norm(problem: Problem) -> Function:
-    _without(problem, "rstd")
+    without(problem, "rstd")
     require(problem, "weight")
     eps = scalar(problem, "eps")
     return lambda t: {"y": flashinfer.rmsnorm(t["x"], t["weight"], eps)}
 
 
 def _gemma_rms_norm(problem: Problem) -> Function:
-    _without(problem, "rstd", "h", "residual")
+    without(problem, "rstd", "h", "residual")
     eps = scalar(problem, "eps")
     return lambda t: {"y": flashinfer.gemma_rmsnorm(t["x"], t["weight"], eps)}
 
 
 def _add_rms_norm(problem: Problem) -> Function:
-    _in_place(problem, h="residual", y="x")
-    _without(problem, "rstd")
+    in_place(problem, h="residual", y="x")
+    without(problem, "rstd")
     require(problem, "weight")
     eps = scalar(problem, "eps")
 
@@ -60,7 +70,7 @@ def _add_rms_norm(problem: Problem) -> Function:
 
 
 def _add_rms_norm_to_fp8_group(problem: Problem) -> Function:
-    _in_place(problem, h="residual")
+    in_place(problem, h="residual")
     require_layout(problem, scale="column_major")
     require(problem, "weight", "y")
     eps, groups, pitch = scalar(problem, "eps"), problem.cols // problem.spec.group, problem.pitches["scale"]
@@ -102,8 +112,8 @@ def _rms_norm_to_fp8(problem: Problem) -> Function:
 
 
 def _add_rms_norm_to_fp8(problem: Problem) -> Function:
-    _in_place(problem, h="residual")
-    _without(problem, "rstd")
+    in_place(problem, h="residual")
+    without(problem, "rstd")
     eps = scalar(problem, "eps")
 
     def run(t: Tensors) -> Tensors:
@@ -136,19 +146,6 @@ def _quantize_to_mxfp8(problem: Problem) -> Function:
         return {"q": q, "scale": scale}
 
     return run
-
-
-def _in_place(problem: Problem, **over: str) -> None:
-    """Raises NotOfferedError unless the problem's outputs take the places that the library's take."""
-    if dict(problem.in_place) != over:
-        raise NotOfferedError(f"overwrites {', '.join(over.values())}")
-
-
-def _without(problem: Problem, *names: str) -> None:
-    """Raises NotOfferedError if a tensor is there that the library does not know."""
-    for name in names:
-        if name in problem.present:
-            raise NotOfferedError(f"has no {name}")
 
 
 _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {

@@ -1,0 +1,375 @@
+"""A function of tensors that are no rows as they lie: torch makes rows of them in front of a kernel, and back behind.
+
+`Cut` is for tensors of known sizes: it has the function of rows that stands between, which is traced as any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx.traceback as metadata
+
+from normgen.errors import VerificationError
+from normgen.torch import drawing
+from normgen.torch.tracing.comparing import widened
+from normgen.torch.tracing.conditioning import Wide, moved_by_roundings
+from normgen.torch.tracing.cuts.layout import Layout
+from normgen.torch.tracing.cuts.pieces import REDUCTIONS, CannotCutError, Pieces, Step, shape_of
+from normgen.torch.tracing.reasons import CALLED, title
+from normgen.torch.tracing.recording import flat
+
+Tensor = Any
+aten = torch.ops.aten
+
+_MOST = 1 << 18  # elements of a tensor with which a cut is compared with its function, where it can be
+_SAME = 1e-7  # of the largest value, in float64
+_KEPT = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand")
+
+
+class Cut:
+    """A function as `front`, which makes rows of its tensors, a function `kernel` of these, and `behind`."""
+
+    def __init__(self, call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence[str], title: str) -> None:
+        self.graph, self.tree, mode = flat(call, tensors)
+        pieces = Pieces(self.graph, mode)
+        self.arguments, self.results = pieces.arguments, pieces.results
+        wanted = [r for r in self.results if isinstance(r, Step)]
+        used = _used(wanted)
+        self.steps = [step for step in pieces.steps if step in used]
+        self.inside = [s for s in self.steps if s.place == "kernel"]
+        behind = {g for s in self.steps if s.place == "behind" for g in s.given} | set(wanted)
+        self.written = [s for s in self.inside if s in behind]
+        if not self.written:
+            raise CannotCutError
+        read = dict.fromkeys(g for s in self.inside for g in s.given if g.place == "front" and g.constant is None)
+        self.leaves = list(read)
+        self.constants = [s for s in self.steps if s.constant is not None]
+        self.layout = Layout(self.inside, self.leaves)
+        self._lay_out()
+        kernel: Any = functools.partial(self._kernel)
+        self.kernel = kernel
+        kernel.names = [_name_of(leaf, self.arguments, names) for leaf in self.leaves]
+        kernel.__qualname__ = title
+
+    def _lay_out(self) -> None:
+        """The sizes of rows, of which those that always stand together are one."""
+        layout, sizes = self.layout, self.layout.axes.sizes
+        shown = [set(layout.axis_of(step)) for step in (*self.leaves, *self.written) if step is not layout.main]
+        self.runs: list[list[int]] = []
+        for axis in layout.rows:
+            last = self.runs[-1] if self.runs else []
+            if last and all((axis in axes) == (last[-1] in axes) for axes in shown):
+                last.append(axis)
+            else:
+                self.runs.append([axis])
+        self.cols = math.prod(sizes[axis] for axis in layout.columns)
+        self.rows = [math.prod(sizes[axis] for axis in run) for run in self.runs]
+
+    # a tensor as rows, and back
+
+    def laid(self, leaf: Step, tensor: Tensor) -> Tensor:
+        """[rows.., cols] of a tensor, [cols] and [] of one that is the same for all rows, or for all elements."""
+        layout, sizes = self.layout, self.layout.axes.sizes
+        own = layout.axis_of(leaf)
+        if not own and leaf is not layout.main:
+            return tensor.reshape([1] * min(tensor.ndim, 1))
+        has_columns = bool(set(own) & set(layout.columns)) or leaf is layout.main
+        every = [axis for run in self.runs for axis in run] + layout.columns * has_columns
+        tensor = tensor.reshape([sizes[axis] for axis in own])
+        tensor = tensor.permute([own.index(axis) for axis in every if axis in own])
+        is_whole = leaf is layout.main
+        tensor = tensor.reshape([sizes[axis] if axis in own else 1 for axis in every])
+        kept = [set(run) <= set(own) or (is_whole or bool(set(run) & set(own))) for run in self.runs]
+        full = [sizes[a] if keep else 1 for run, keep in zip(self.runs, kept, strict=True) for a in run]
+        tensor = tensor.expand(full + [sizes[axis] for axis in layout.columns * has_columns])
+        rows = [n if keep else 1 for n, keep in zip(self.rows, kept, strict=True)]
+        if not any(kept):
+            return tensor.reshape([self.cols])
+        return tensor.reshape([*rows, self.cols if has_columns else 1])
+
+    def back(self, step: Step, tensor: Tensor) -> Tensor:
+        layout, sizes = self.layout, self.layout.axes.sizes
+        own = layout.axis_of(step)
+        every = [axis for run in self.runs for axis in run] + layout.columns
+        lying = [axis for axis in every if axis in own]
+        found = tensor.reshape([sizes[axis] for axis in lying]).permute([lying.index(axis) for axis in own])
+        runs = layout.runs[step]
+        shape = shape_of(step)
+        ones = [n if layout.axes.base(run) else 1 for n, run in zip(shape, runs, strict=True)]
+        return found.reshape(ones).expand(shape)
+
+    # what runs
+
+    def __call__(self, tensors: Sequence[Tensor], kernel: Callable[..., Any]) -> list[Any]:
+        known = self.front(tensors)
+        found = kernel(*[self.laid(leaf, known[leaf]) for leaf in self.leaves])
+        return self.behind(known, found if isinstance(found, tuple | list) else (found,))
+
+    def front(self, tensors: Sequence[Tensor]) -> dict[Step, Any]:
+        known: dict[Step, Any] = dict(zip(self.arguments, tensors, strict=True))
+        for step in self.steps:
+            if step.place == "front":
+                known[step] = _run(step, known)
+        return known
+
+    def behind(self, known: dict[Step, Any], found: Sequence[Tensor]) -> list[Any]:
+        known |= {step: self.back(step, one) for step, one in zip(self.written, found, strict=True)}
+        for step in self.steps:
+            if step.place == "behind":
+                known[step] = _run(step, known)
+        return [known[r] if isinstance(r, Step) else r for r in self.results]
+
+    def _kernel(self, *tensors: Tensor) -> Any:
+        """The function of rows: each step on [rows.., cols], where a size that a value has not is 1."""
+        known: dict[Step, Any] = dict(zip(self.leaves, tensors, strict=True))
+        for step in self.constants:
+            made = {"dtype": step.val.dtype, "device": tensors[0].device}
+            known[step] = torch.full([1] * min(step.val.ndim, 1), step.constant, **made)
+        for step in self.inside:
+            metadata.current_meta["stack_trace"] = step.node.meta.get("stack_trace", "")
+            metadata.current_meta["custom"] = {CALLED: title(step.node)}
+            known[step] = self._on_rows(step, known)
+        found = [known[step] for step in self.written]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _on_rows(self, step: Step, known: dict[Step, Any]) -> Any:
+        name, args = (
+            step.name,
+            torch.utils._pytree.tree_map(lambda a: known.get(a, a) if isinstance(a, Step) else a, step.args),
+        )
+        x = args[0]
+        if name in _KEPT:
+            return x
+        if name in REDUCTIONS:
+            return self._reduced(step, x)
+        if name == "uniform_of":
+            return step.op(x, args[1], [s for s in self.inside if s.name == name].index(step))
+        if name in ("_softmax", "_log_softmax"):
+            return step.op(x, -1, *args[2:])
+        if name == "native_layer_norm":
+            return step.op(x, [x.shape[-1]], *[_row(a) for a in args[2:4]], args[4])
+        if name == "_fused_rms_norm":
+            return step.op(x, [x.shape[-1]], _row(args[2]), args[3])
+        if name == "native_group_norm":
+            found, *others = aten.native_layer_norm(x, [x.shape[-1]], None, None, args[7])
+            found = found if args[1] is None else found * args[1]
+            return (found if args[2] is None else found + args[2], *others)
+        if name == "gather":
+            return step.op(x, -1, args[2])
+        if name == "nll_loss_forward":
+            found, count = step.op(x.reshape(-1, x.shape[-1]), args[1].reshape(-1), *args[2:])
+            return (found.reshape([*x.shape[:-1], 1]) if args[3] == 0 else found), count
+        if step.op is operator.getitem:
+            return x[step.args[1]]
+        named = {k: known.get(v, v) if isinstance(v, Step) else v for k, v in step.kwargs.items()}
+        return step.op(*args, **named)
+
+    def _reduced(self, step: Step, x: Tensor) -> Any:
+        run = set(self.layout.axes.base(self.layout.reduced[step]))
+        if not run:
+            return x
+        named = step.bound()
+        named.pop("self", None)
+        is_along = run == set(self.layout.columns)
+        if not is_along:
+            kept = {"dtype": named["dtype"]} if named.get("dtype") is not None else {}
+            return getattr(aten, step.name).default(x, **kept)
+        if "dim" not in named:
+            return step.op(x, **named)
+        named["dim"] = -1 if isinstance(named["dim"], int) else [-1]
+        if "keepdim" in named:
+            named["keepdim"] = True
+        of = list(step.op._schema.arguments)
+        return step.op(x, *[named.pop(a.name) for a in of[1:] if not a.kwarg_only], **named)
+
+    # a comparison
+
+    def check(self, title: str) -> None:
+        """VerificationError unless what stands around the kernel, and what is within, give what the function gives.
+
+        In float64, of random tensors of these sizes, with the gradients of all results.
+        """
+        generator = torch.Generator(device="cpu").manual_seed(len(self.steps))
+        torchs = widened(self.graph)
+        given = [_like(a.val, generator, self.layout.axes.sizes[self.layout.columns[-1]]) for a in self.arguments]
+
+        def of(run: Callable[..., Any]) -> list[Tensor]:
+            leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in given]
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"), Wide(), drawing.of_values():
+                torch.default_generator.manual_seed(0)  # that of the CPU alone
+                found = [r for r in run(leaves) if isinstance(r, torch.Tensor)]
+                by = torch.Generator(device="cpu").manual_seed(1)
+                ends = [r for r in found if r.requires_grad]
+                weights = [torch.randn(r.shape, generator=by, dtype=torch.float64, device="cpu") for r in ends]
+                floats = [t for t in leaves if t.requires_grad]
+                gradients = torch.autograd.grad(ends, floats, weights, allow_unused=True) if ends and floats else ()
+            zeros = [torch.zeros_like(f) if g is None else g for g, f in zip(gradients, floats, strict=False)]
+            return [t.detach() for t in (*found, *zeros)]
+
+        with torch.autocast("cpu", enabled=False), torch.enable_grad():
+            try:
+                theirs = of(lambda leaves: torchs(*leaves))
+            except (IndexError, RuntimeError) as error:  # it takes no such labels
+                raise CannotCutError from error
+            ours = of(lambda leaves: self(leaves, self.kernel))
+            moved = moved_by_roundings(lambda: of(lambda leaves: torchs(*leaves)), theirs)
+        for one, other, move in zip(ours, theirs, moved, strict=True):
+            if one.shape != other.shape or not _are_close(one, other, move):
+                shapes = f"{list(one.shape)} and {list(other.shape)}" if one.shape != other.shape else "other values"
+                rule, hint = (
+                    f"the parts that {title} was cut into differ from it",
+                    "report it; until then, run it as it is",
+                )
+                raise VerificationError(rule, received=shapes, hint=hint)
+
+    @functools.cached_property
+    def shape(self) -> tuple[Any, ...]:
+        """What the function does, but for sizes: cuts of the same shape have the same kernel, for any sizes."""
+        places = {step: i for i, step in enumerate((*self.arguments, *self.steps))}
+        runs = {axis: i for i, run in enumerate([*self.runs, self.layout.columns]) for axis in run}
+
+        def said(value: Any) -> Any:
+            return ("step", places[value]) if isinstance(value, Step) else value
+
+        lines = []
+        for step in self.steps:
+            is_inside = step.place == "kernel" and step.name not in _KEPT
+            sized = step.args if step.name != "native_group_norm" else (*step.given, *step.args[6:])
+            named = (sized, tuple(step.kwargs.items())) if is_inside else step.given
+            along = {runs[a] for a in self.layout.axes.base(self.layout.reduced.get(step, []))}
+            lines.append(
+                (
+                    *sorted(along),
+                    str(step.op),
+                    step.place,
+                    str(torch.utils._pytree.tree_map(said, named)),
+                    step.constant,
+                )
+            )
+        axes = {leaf: sorted({runs[a] for a in self.layout.axis_of(leaf)}) for leaf in self.leaves}
+        leaves = [(places[leaf], str(leaf.val.dtype), *axes[leaf]) for leaf in self.leaves]
+        return (*lines, *leaves, len(self.runs), places[self.layout.main])
+
+
+class CutPlan:
+    """A cut, its kernel, which is a traced function, and the plan of that for the sizes of the cut."""
+
+    def __init__(self, cut: Cut, kernel: Any, device: Any) -> None:
+        self.cut, self.kernel = cut, kernel
+        rows = [cut.laid(leaf, torch.empty(leaf.val.shape, dtype=leaf.val.dtype, device="meta")) for leaf in cut.leaves]
+        self.plan = kernel._plan([torch.empty((), dtype=r.dtype, device=device).expand(r.shape) for r in rows], {})
+        self.traced, self.operator, self.comparison = self.plan.traced, self.plan.operator, self.plan.comparison
+
+    @property
+    def text(self) -> str:
+        return str(self.plan.text)
+
+    def results(self, tensors: Sequence[Tensor]) -> list[Any]:
+        return self.cut(tensors, self.kernel)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        return torch.utils._pytree.tree_unflatten(self.results(tensors), self.cut.tree)
+
+
+class CutPlans:
+    """A plan for each result of a function: of results that have rows of their own, as queries and fewer keys have."""
+
+    def __init__(self, plans: Sequence[CutPlan], tree: Any) -> None:
+        self.plans, self.tree = plans, tree
+        self.traced, self.operator, self.comparison = plans[0].traced, plans[0].operator, plans[0].comparison
+        self.text = "\n".join(plan.text for plan in plans)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        return torch.utils._pytree.tree_unflatten([plan.results(tensors)[0] for plan in self.plans], self.tree)
+
+
+def results_of(call: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[list[Callable[..., Any]], Any]:
+    """(A function for each result of one, how they are put together). Raises CannotCutError where they draw alike."""
+    graph, tree, _ = flat(call, tensors)
+    draws = [n for n in graph.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
+    if tree.num_leaves < 2 or draws:
+        raise CannotCutError
+
+    def one(place: int) -> Callable[..., Any]:
+        return lambda *given: torch.utils._pytree.tree_leaves(call(*given))[place]
+
+    return [one(place) for place in range(tree.num_leaves)], tree
+
+
+def smaller(call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence[str], cut: Cut) -> Cut:
+    """A cut of the same shape for tensors that have few elements: to compare it with its function."""
+    sizes = [tuple(t.shape) for t in tensors]
+    for size in sorted({n for shape in sizes for n in shape if n > 4}, reverse=True):
+        for other in (2, 4, 16):
+            if max(math.prod(shape) for shape in sizes) <= _MOST:
+                return cut
+            tried = [tuple(other if n == size else n for n in shape) for shape in sizes]
+            pairs = zip(tensors, tried, strict=True)
+            given = [torch.empty((), dtype=t.dtype, device=t.device).expand(shape) for t, shape in pairs]
+            try:
+                found = Cut(call, given, names, cut.kernel.__qualname__)
+            except Exception:  # whatever the function says of these sizes
+                continue
+            if found.shape == cut.shape:
+                cut, sizes = found, tried
+                break
+    return cut
+
+
+def _run(step: Step, known: dict[Step, Any]) -> Any:
+    def of(given: Any) -> Any:
+        return known[given] if isinstance(given, Step) else given
+
+    args, kwargs = (torch.utils._pytree.tree_map(of, x) for x in (step.args, step.kwargs))
+    if "device" in kwargs and kwargs["device"] is not None:
+        first = next((t for t in known.values() if isinstance(t, torch.Tensor)), None)
+        kwargs["device"] = kwargs["device"] if first is None else first.device
+    return step.op(*args, **kwargs)
+
+
+def _used(results: Sequence[Step]) -> set[Step]:
+    found: set[Step] = set()
+    waiting = list(results)
+    while waiting:
+        step = waiting.pop()
+        if step not in found:
+            found.add(step)
+            waiting += step.given
+    return found
+
+
+def _row(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.reshape(-1)
+
+
+def _name_of(leaf: Step, arguments: Sequence[Step], names: Sequence[str]) -> str:
+    """That of the argument which it is a part of."""
+    step = leaf
+    while step.given:
+        step = step.given[0]
+    return names[arguments.index(step)] if step in arguments else "made"
+
+
+def _like(value: Tensor, generator: Any, cols: int) -> Tensor:
+    if not value.is_floating_point():
+        below = 2 if value.dtype is torch.bool else cols
+        return torch.randint(0, below, value.shape, generator=generator, dtype=torch.int64, device="cpu").to(
+            value.dtype
+        )
+    return torch.randn(value.shape, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def _are_close(one: Tensor, other: Tensor, move: Tensor) -> bool:
+    if not other.numel():
+        return True
+    if not other.is_floating_point():
+        return bool((one == other).all())
+    same = (one == other) | (one.isnan() & other.isnan())
+    finite = other[other.isfinite()]
+    room = _SAME * (float(finite.abs().max()) if finite.numel() else 1.0) + 16 * move
+    return bool((same | ((one - other).abs() <= room)).all())
