@@ -595,6 +595,16 @@ def along_axis(shape: str | int | tuple[int, ...], axis: int) -> tuple[tuple[int
 COPIED = "move the axis to the end and copy: x.movedim(axis, -1).contiguous()"
 
 
+def why_not_side_by_side(spec: Spec, tensors: Iterable[TensorUse]) -> str:
+    """The rule that the rows of a problem with these tensors break where they lie side by side; empty: none."""
+    if spec.has_inner:
+        return "a product has its axes by name, and no axis that is reduced"
+    tensors = tuple(tensors)
+    if spec.group or any(t.kind.by_batch or t.kind.is_groups or t.group for t in tensors):
+        return "rows side by side have no batches, heads or groups of columns"
+    return "rows side by side are not summed to one number" if any(t.is_total for t in tensors) else ""
+
+
 def _check_stride(
     spec: Spec, tensors: tuple[TensorUse, ...], rows: int, col_stride: int, *, any_cols: bool
 ) -> None:
@@ -604,16 +614,8 @@ def _check_stride(
     if not _is_whole(col_stride) or not 1 <= col_stride <= LARGEST_SIZE or rows % col_stride:
         rule = "col_stride rows lie side by side: a whole number, at least 1, that divides the rows"
         raise UsageError(rule, received=f"col_stride {col_stride!r} of {rows} rows")
-    if spec.has_inner:
-        raise UsageError("a product has its axes by name, and no axis that is reduced", received=f"spec '{spec.name}'")
-    other = [t.name for t in tensors if t.kind.by_batch or t.kind.is_groups or t.group]
-    if other or spec.group:
-        rule = "rows side by side have no batches, heads or groups of columns"
-        received = f"spec '{spec.name}' with {', '.join(other) or f'groups of {spec.group}'}"
-        raise UsageError(rule, received=received, hint=COPIED)
-    if total := [t.name for t in tensors if t.is_total]:
-        rule = "rows side by side are not summed to one number"
-        raise UsageError(rule, received=f"spec '{spec.name}' with {', '.join(total)}", hint=COPIED)
+    if rule := why_not_side_by_side(spec, tensors):
+        raise UsageError(rule, received=f"spec '{spec.name}'", hint=None if spec.has_inner else COPIED)
     if any_cols:
         rule = "a kernel of rows side by side knows its columns: there is none of any number of columns"
         raise UsageError(rule, received=f"spec '{spec.name}'", hint=COPIED)
