@@ -324,7 +324,8 @@ class SideBySide(Ready):
         place: int,
     ) -> None:
         super().__init__(made, uses, by_name, tensors)
-        self._place, self._first = place, next(i for i, is_elem in enumerate(self._is_matrix) if is_elem)
+        self._kernel, self._place = made, place
+        self._first = next(i for i, is_elem in enumerate(self._is_matrix) if is_elem)
         written = [use.kind.is_elem for use in uses.writes]
         self._moves = written
 
@@ -333,7 +334,7 @@ class SideBySide(Ready):
             self._in_memory(t) if is_elem else t.contiguous()
             for t, is_elem in zip(self._given(tensors), self._is_matrix, strict=True)
         ]
-        results = self._made(*given, **self._by_name(scalars))
+        results = self._kernel(*given, **self._by_name(scalars))
         results = results if type(results) is tuple else (results,)
         results = results if self._own is None else [results[i] for i in self._own]
         return tuple(

@@ -23,6 +23,8 @@ from normgen.schedule.schedule import Schedule
 VECTORS = (1, 2, 4, 8)
 SLOTS = (4, 8, 16, 32, 64, 128, 256)
 THREADS = (128, 256, 512, 1024)
+FEW_THREADS = (32, 64)  # of rows of few columns, which no more threads share
+FEW_COLS = 16
 LONGEST_HELD = 64  # columns of a thread that are held, each with text of its own
 # Where elements wait, and columns on their way at a time
 PLACES = ((Hold.REGISTERS, 0), (Hold.SHARED, 8), (Hold.RELOAD, 8), (Hold.RELOAD, 4))
@@ -34,7 +36,8 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
     slots = (WARP,) if problem.sums_rows else SLOTS
     walkers = (1, 2, 3, 4) if problem.sums_rows else (0,)
     approximate = problem_arithmetic(problem)
-    for vector, beside, threads, (hold, unroll) in itertools.product(VECTORS, slots, THREADS, PLACES):
+    sizes = (*FEW_THREADS, *THREADS) if problem.cols < FEW_COLS else THREADS
+    for vector, beside, threads, (hold, unroll) in itertools.product(VECTORS, slots, sizes, PLACES):
         found = Schedule(
             vector=vector,
             rows_per_block=beside,
@@ -43,7 +46,7 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
             unroll=unroll,
             arithmetic=approximate,
         )
-        if found.threads not in THREADS:
+        if found.threads not in sizes:
             continue
         if hold is Hold.REGISTERS and steps_of_part(problem, found) > LONGEST_HELD:
             continue

@@ -87,6 +87,13 @@ def test_what_rows_side_by_side_do_not_have_is_refused(op: str, asked: dict[str,
         problem_for(load(op), shape=(64, cols), **asked)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("cols", [1, 2, 3, 5])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_rows_of_few_columns_have_a_default(cols: int, direction: str) -> None:
+    problem = problem_for(load("layernorm"), shape=(35, cols), col_stride=7, direction=direction)
+    assert refusal(problem, default_schedule(problem, H200), H200) is None
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_default_and_all_of_the_space_are_legal(name: str) -> None:
     problem = CASES[name].problem
