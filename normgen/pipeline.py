@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from normgen.codegen.kernel import MainKernel
+from normgen.codegen.lanes.kernel import LaneKernel
 from normgen.codegen.module import Module
 from normgen.codegen.parts import KernelSource, Parts, parts_of
 from normgen.codegen.spelling import marked
@@ -27,6 +28,7 @@ from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.chain import longest_chain
 from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
+from normgen.schedule.lanes.plan import LanePlan
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.plan import tile_plan_of
@@ -58,9 +60,15 @@ def kernels_of_tiles(problem: Problem, program: RowProgram, schedule: Schedule) 
     return TileKernel(tile_plan_of(problem, program, schedule))
 
 
+def kernels_of_lanes(problem: Problem, program: RowProgram, schedule: Schedule) -> KernelSource:
+    """Those of a plan for rows side by side."""
+    return LaneKernel(LanePlan(problem=problem, program=program, schedule=schedule))
+
+
 SOURCES: dict[ProgramClass, Callable[[Problem, RowProgram, Schedule], KernelSource]] = {
     ProgramClass.ROWS: kernels_of_rows,
     ProgramClass.TILES: kernels_of_tiles,
+    ProgramClass.LANES: kernels_of_lanes,
 }
 
 

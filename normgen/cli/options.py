@@ -18,6 +18,7 @@ import click
 
 from normgen.errors import UsageError
 from normgen.files.shipped import shipped
+from normgen.problem.problem import along_axis
 from normgen.records.place import Context, Setting
 from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S
 
@@ -86,8 +87,9 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option(
             "--layout",
             multiple=True,
-            help="scale=column_major, packed, swizzled: how an output of groups lies in memory; w=cols_inner: a matrix.",
+            help="scale=column_major, packed, swizzled: how an output of groups lies; w=cols_inner: a matrix.",
         ),
+        click.option("--axis", type=int, help="Reduce this axis of --shape, 0 the first: the last one if left out."),
         click.option("--size", multiple=True, help="inner=4096: the length of the axis that a product sums."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--batches", type=int, help="How many; or heads (default: first, or last, size of rows)."),
@@ -176,9 +178,12 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
         if len(named[option]) < len(pairs):
             raise UsageError(f"--{option.replace('_', '-')} names a tensor once", received=" ".join(pairs))
     lengths = parse_pairs(" ".join(options["size"]), "inner=4096")
-    sizes = {name: parse_size(name, size) for name, size in lengths.items()}
+    sizes: dict[str, Any] = {name: parse_size(name, size) for name, size in lengths.items()}
     if len(sizes) < len(options["size"]):
         raise UsageError("--size names an axis once", received=" ".join(options["size"]))
+    if options["axis"] is not None and options["shape"]:
+        shape, col_stride = along_axis(options["shape"], options["axis"])
+        sizes |= {"shape": "x".join(map(str, shape))} | ({"col_stride": col_stride} if col_stride != 1 else {})
     return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}
 
 

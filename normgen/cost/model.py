@@ -27,6 +27,7 @@ from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
 from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Keep, Load, Params, ReduceWith, Softmax, Store, Variance
+from normgen.schedule.lanes.clocks import walks, work
 from normgen.schedule.meeting import left_in_l2
 from normgen.schedule.plan import (
     held_bytes_per_thread,
@@ -392,9 +393,47 @@ def _predict_tiles(
     )
 
 
+def _predict_lanes(
+    problem: Problem,
+    s: Schedule,
+    device: Device,
+    *,
+    stages: int = 1,  # noqa: ARG001
+    hot: bool = False,
+    registers: int | None = None,
+    spill_bytes: int = 0,
+    shared_bytes: int | None = None,  # noqa: ARG001
+    constants: Constants | None = None,
+) -> Cost:
+    """Bytes, the latency of blocks one after another, and instructions."""
+    c = constants or constants_of(device)
+    hot = hot and problem.compulsory_bytes <= device.l2_bytes
+    found = work(problem, s, device, registers=registers, hot=hot)
+    spilled = spill_bytes // 8
+    memory = found.memory_us * (1 + 8.0 * spilled * s.threads_per_row * s.rows_per_block / max(1, problem.row_bytes))
+    return Cost(
+        us=c.launch_us + found._replace(memory_us=memory).us,
+        memory_us=memory,
+        latency_us=found.latency_us,
+        issue_us=found.issue_us,
+        starts_us=0.0,
+        columns_us=found.columns_us,
+        tail_us=0.0,
+        factor=1.0,
+        bytes=problem.compulsory_bytes,
+        registers=found.registers,
+        spilled=spilled,
+        blocks_per_sm=found.resident,
+        occupancy=found.resident * s.threads / device.threads_per_sm,
+        waves=found.blocks / (device.sm_count * found.resident),
+        looks=walks(problem, s),
+    )
+
+
 MODELS: dict[ProgramClass, Callable[..., Cost]] = {
     ProgramClass.ROWS: _predict_rows,
     ProgramClass.TILES: _predict_tiles,
+    ProgramClass.LANES: _predict_lanes,
 }
 
 

@@ -200,7 +200,7 @@ def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
     record, problem = entry.record, entry.problem
     size = _shape(problem)
     size += "".join(f" no {name}" for name in problem.absent if name not in absent)
-    size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
+    size += f" pitch {problem.pitch}" if problem.pitch != problem.cols * problem.col_stride else ""
     shape = (size, *_sizes(record.schedule))
     if not record.measured:
         us = f"{record.us:.4g}" if record.us is not None else "-"

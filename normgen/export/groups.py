@@ -110,6 +110,10 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 
+class NoHeaderError(UsageError):
+    """No header is made of such kernels."""
+
+
 def header_problem(record: Record, spec: Spec) -> Problem:
     """The problem a record was tuned for.
 
@@ -118,6 +122,9 @@ def header_problem(record: Record, spec: Spec) -> Problem:
     """
     require_usable(record)
     problem = problem_of(record.problem, spec)
+    if problem.col_stride > 1:
+        rule = "a header has a kernel for any number of columns, and there is none of rows side by side"
+        raise NoHeaderError(rule, received=str(problem), hint="normgen.kernel(axis=) calls it from Python")
     require_proven(record, problem)
     return problem
 
@@ -215,6 +222,7 @@ def _base(problem: Problem) -> Problem:
     """
     left_out = (Role.OUTPUT, *([Role.STATISTIC] if problem.direction is Direction.BACKWARD else []))
     without = tuple(n for n in problem.absent if problem.spec.tensor(n).role in left_out)
-    plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
+    pitch = problem.cols * problem.col_stride
+    plain = replace(problem.question, without=without, pitch=pitch, align=PLAIN_ALIGN)
     base = problem_for(problem.spec, **plain.arguments()).with_rows(1)
     return replace(base, cols=1, pitch=1, inner=min(1, base.inner))

@@ -55,6 +55,7 @@ from normgen.verify.families import BEYOND, fitting_families, may_tie
 from normgen.verify.rows import ONE_SMALL, draws
 from normgen.verify.varied.far_rows import FarRows
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
+from normgen.verify.varied.side_by_side import SideBySide
 from normgen.verify.varied.values import (
     FULL_VALUES,
     ORDINARY,
@@ -66,6 +67,7 @@ from normgen.verify.varied.values import (
     spread_families,
 )
 
+BESIDE = 16  # rows side by side: whole vectors of any width
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
 WALKERS = 24
@@ -136,7 +138,21 @@ class Call:
     def memory(self, inputs: Inputs, outputs: Outputs) -> dict[str, Buffer]:
         """Of a launch, which has the rows of the gap, too."""
         buffers = inputs.buffers | outputs.buffers
+        if self.problem.col_stride > 1:
+            return self.side_by_side.spread(buffers)
         return self.far_rows.spread(buffers) if self.gap else buffers
+
+    def gather(self, launched: Mapping[str, Buffer], outputs: Outputs) -> None:
+        """What the launch left in that memory, into the outputs."""
+        if self.problem.col_stride > 1:
+            self.side_by_side.gather(launched, outputs.buffers)
+        else:
+            self.far_rows.gather(launched, outputs.buffers)
+
+    @property
+    def side_by_side(self) -> SideBySide:
+        """How its rows lie in a launch, where they lie side by side."""
+        return SideBySide(problem=self.problem, pitches=self.pitches)
 
     def on_its_grid(self, module: Module) -> Module:
         """The module with row loops in the grid of this call."""
@@ -297,6 +313,23 @@ def _normal(problem: Problem) -> tuple[str, ...] | None:
     return None if contract and "normal" not in contract else ("normal",)
 
 
+def few_beside(problem: Problem) -> Problem:
+    """Of many rows side by side few, with the same alignments: their number is a run-time argument of the kernel.
+
+    The rows of a check then lie behind one another, too.
+    """
+    few = BESIDE + problem.col_stride % BESIDE
+    return problem.with_stride(few) if problem.col_stride > few else problem
+
+
+def _other_strides(problem: Problem, tile: int) -> list[int]:
+    """Rows side by side: as few as a vector of any width allows, then more than a tile; none of other rows."""
+    if problem.col_stride == 1:
+        return []
+    few = BESIDE if problem.col_stride % BESIDE == 0 else problem.col_stride
+    return [few, few * (tile // few + 2)]
+
+
 def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     """Those that differ in sizes, pitches, pointers, grids, labels and order."""
     normal = _normal(problem)
@@ -416,6 +449,9 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
     if launch.walks:
         said, walkers = f"with {TRIPS} trips of the row loop", launch.period  # the smallest grid
         rows = TRIPS * tile * walkers * (problem.batches if launch.by_batch else 1) - tile // 2
+    for beside in _other_strides(problem, tile):
+        call = at(2 * beside, f"with {beside} rows side by side")
+        yield replace(call, problem=call.problem.with_stride(beside).with_rows(2 * beside))
     yield at(rows, said, walkers=walkers)
     yield at(rows, f"{said} and threads in another order", walkers=walkers, order=1)
     lanes, in_flight = finishing_loop(module) if problem.sums_rows and not launch.tiles else (0, 0)
@@ -434,7 +470,8 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
             steps = -(-FAR // ((lines - 1) * PITCH_STEP))
             far = {name: _pitch(problem, name, FAR_ROWS) + steps * PITCH_STEP}
             says = f"with rows of {name} beyond 2^31 elements"
-            yield at(FAR_ROWS, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
+            rows = FAR_ROWS * problem.col_stride
+            yield at(rows, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
 
 
 def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
@@ -506,8 +543,9 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
 
 def _lines(problem: Problem, name: str, sizes: Sizes) -> int:
     """Lines of a tensor, a pitch apart: of the matrices of all batches together."""
-    shape = problem.tensor(name).shape(sizes)
-    return math.prod(shape[:-1]) if problem.inner else shape[0]
+    tensor = problem.tensor(name)
+    shape = tensor.shape(sizes)
+    return math.prod(shape[:-1]) if problem.inner else shape[0] // (problem.col_stride if tensor.kind.is_elem else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -665,7 +703,7 @@ def finishing_loop(module: Module) -> tuple[int, int]:
 def _few_cols(problem: Problem, module: Module) -> int:
     """The columns of a call with more than 2^16 rows, all that a number of 16 bits counts; 0: there is none."""
     cols = min(_other_cols(problem, module), default=problem.cols)
-    is_apart = problem.sums_rows or problem.layout or module.kernels[0].launch.by_batch
+    is_apart = problem.sums_rows or problem.layout or problem.col_stride > 1 or module.kernels[0].launch.by_batch
     return 0 if is_apart or FAR_ROW * cols > MANY_ELEMENTS else cols
 
 

@@ -17,7 +17,7 @@ from normgen.cuda.memory import DeviceBuffer, memset
 from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, few_beside, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import GPU, Site
@@ -34,6 +34,7 @@ def checked_problem(problem: Problem, elements: int = VERIFY_ELEMENTS) -> Proble
 
     The rows are independent and their number is a run-time argument of the kernel.
     """
+    problem = few_beside(problem)
     most = max(1, elements // problem.cols)
     return problem.with_rows(max(min(problem.rows, most), family_rows(problem)))
 
@@ -121,7 +122,7 @@ class _Setting:
             rows=launched.rows,
             cols=problem.cols,
             inner=problem.sizes.inner,
-            rows_per_batch=launched.rows_per_batch,
+            rows_per_batch=launched.sharing_rows,
             scalars=self.inputs.scalars,
         )
         bound.launch(stream)
@@ -131,9 +132,10 @@ class _Setting:
         """The outputs: all bytes, or, where rows are lines of memory, those of these rows and the guard bytes."""
         problem = self.call.problem
         lines = {t.name for t in problem.tensors if t.kind.by_row} - set(dict(problem.layout))
+        lines -= {t.name for t in problem.elem_tensors if problem.col_stride > 1}
         for name in self.outputs.buffers:
             self._mirrors[name].download(rows if name in lines else None)
-        self.call.far_rows.gather(self._buffers, self.outputs.buffers)
+        self.call.gather(self._buffers, self.outputs)
         return self.outputs
 
 

@@ -14,7 +14,7 @@ from normgen.cpu import Program, build, find_compiler
 from normgen.cpu.compiler import require_compiler
 from normgen.cpu.program import TOGETHER
 from normgen.errors import UsageError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, together
+from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, few_beside, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
@@ -71,6 +71,7 @@ def check_on_cpu(
     `scalars` are values that are checked besides those that every check has.
     Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
+    problem = few_beside(problem)
     _require_memory(_plain_calls(problem))
     problem = taken(problem, module)
     plain = _plain_calls(problem)
@@ -104,6 +105,7 @@ def _sm_count(module: Module) -> int:
 
 
 def _plain_calls(problem: Problem) -> list[Call]:
+    problem = few_beside(problem)
     every = min(family_rows(problem), max(1, LONG_ELEMENTS // problem.cols))
     enough = max(every, CPU_ELEMENTS // problem.cols)
     counts = [problem.rows, every] if problem.rows < every else [min(problem.rows, enough)]
@@ -129,7 +131,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         rows=launched.rows,
         cols=problem.cols,
         inner=problem.sizes.inner,
-        rows_per_batch=launched.rows_per_batch,
+        rows_per_batch=launched.sharing_rows,
         scalars=inputs.scalars,
         seed=seed + call.order,
         sm_count=call.sm_count,
@@ -137,7 +139,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         ends=-(-problem.rows // module.kernels[0].launch.rows_per_block) if call.gap else 0,
         far=call.far_rows.numbers if call.gap else None,
     )
-    call.far_rows.gather(buffers, outputs.buffers)
+    call.gather(buffers, outputs)
     if run.faults:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():

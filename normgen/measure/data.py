@@ -60,7 +60,9 @@ def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, 
 
 def fill(buffer: DeviceBuffer, start: int, tensor: TensorUse, inputs: Inputs, problem: Problem) -> None:
     """An input's random numbers from `start` on, repeated over all of the problem's rows."""
-    host, size = inputs.buffers[tensor.name], extent(tensor, inputs.problem)
+    host = inputs.buffers[tensor.name]
+    # Of rows side by side one line may be the whole tensor: memory repeats the numbers as they come.
+    size = host.array.nbytes if problem.col_stride > 1 else extent(tensor, inputs.problem)
     buffer.write(host.storage[host.offset : host.offset + size], offset=start)
     if tensor.kind.by_row or tensor.kind.by_batch:
         _repeat(buffer, start, filled=size, size=extent(tensor, problem))

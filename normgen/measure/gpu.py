@@ -211,6 +211,11 @@ class GpuBench:
         if tensor.group:  # few values, which one row may have anywhere
             found = self._sets[number].read((shape[0], pitch), tensor.dtype, offset=offset)
             return np.asarray(tensor.layout.by_row(found[:, : shape[-1]])[start:stop])
+        if tensor.kind.is_elem and self.problem.col_stride > 1:
+            beside, cols = self.problem.col_stride, self.problem.cols
+            lines = self._sets[number].read((shape[0] // beside, pitch), tensor.dtype, offset=offset)
+            apart = lines[:, : cols * beside].reshape(-1, cols, beside).swapaxes(1, 2)
+            return np.ascontiguousarray(apart).reshape(shape)[start:stop]
         width = pitch if len(shape) > 1 else 1
         found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
         return tensor.dtype.by_element(found[:, : shape[-1]]) if len(shape) > 1 else found[:, 0]
@@ -312,7 +317,7 @@ class GpuBench:
             rows=self.problem.rows,
             cols=self.problem.cols,
             inner=self.problem.sizes.inner,
-            rows_per_batch=self.problem.rows_per_batch,
+            rows_per_batch=self.problem.sharing_rows,
             scalars=self._scalars,
         )
 

@@ -109,7 +109,8 @@ def consumed(problem: Problem) -> list[TensorUse]:
 def extent(tensor: TensorUse, problem: Problem) -> int:
     """Bytes from a tensor's first element to the end of its last line, pitch included; a batch's matrix is many."""
     shape = problem.shape_of(tensor)
-    count = math.prod(shape[:-1]) * problem.pitch_of(tensor) if tensor.kind.is_matrix else math.prod(shape)
+    lines = math.prod(shape[:-1]) // (problem.col_stride if tensor.kind.is_elem else 1)
+    count = lines * problem.pitch_of(tensor) if tensor.kind.is_matrix else math.prod(shape)
     return count * tensor.dtype.bytes
 
 

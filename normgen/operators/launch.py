@@ -24,17 +24,20 @@ def handle(
     stable_parameters: bool,
     device: int,
     any_rows: bool = False,
+    beside: int = 1,
 ) -> Kernel:
     """A kernel of the spec for these rows; it takes any other number of them too. `any_rows`: by a schedule of theirs.
 
     inner    length of that axis; 0 of a gradient that reads no tensor with it
     batches  that have a matrix of their own; 0: none has
+    beside   rows that lie side by side: arrays are then [.., cols, ..], with so many elements behind each of a row
 
     Warns, and raises, as `normgen.kernel`.
     """
     return kernel(
         spec,
-        shape=(max(rows, 1), cols),
+        shape=(max(rows, 1), cols) if beside == 1 else (rows // beside, cols, beside),
+        axis=None if beside == 1 else 1,
         inner=(inner or 1) if spec.has_inner else None,
         batches=batches or None,
         rows="any" if any_rows else None,

@@ -37,11 +37,15 @@ class Problem:
 
     tensors   every tensor of the launch in ABI order: outputs, then inputs. One that is written in place of another has
               no pointer of its own
-    pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols
+    pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols. Of rows side by side
+              that between one col_stride of them and the next; >= cols * col_stride
     rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
               the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches.
               Of heads, which are the batches of a spec that has those, row r has number r % batches
     inner     length of the axis inner, which a product of matrices sums; 0: no tensor of the spec has it
+    col_stride  elements from one of a row to its next. 1: they lie side by side. Else so many rows lie side by side,
+              and element (r, c) at r // col_stride * pitch + c * col_stride + r % col_stride: an axis in the middle is
+              reduced, or the first one
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant; such a kernel takes null
               for optional tensors whose `absent` formula is a number, and writes no gradient of them then
@@ -62,6 +66,7 @@ class Problem:
     pitch: int
     rows_per_batch: int = 0
     inner: int = 0
+    col_stride: int = 1
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
@@ -90,7 +95,7 @@ class Problem:
     @property
     def lengths(self) -> dict[str, int]:
         """What a grid of tiles asks for beside rows and batches."""
-        return {"cols": self.cols, "inner": self.sizes.inner, "rows_per_batch": self.rows_per_batch}
+        return {"cols": self.cols, "inner": self.sizes.inner, "rows_per_batch": self.sharing_rows}
 
     def batch_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """The batch, or the head, of each row."""
@@ -112,8 +117,20 @@ class Problem:
             return tensor.dtype.units(self.pitch)
         return tensor.layout.pitch(self.rows, self.cols // tensor.group, tensor.dtype.bytes)
 
+    @property
+    def sharing_rows(self) -> int:
+        """What a launch is told of its rows: how many share a row of batches, or how many lie side by side."""
+        return self.col_stride if self.col_stride > 1 else self.rows_per_batch
+
+    def with_stride(self, col_stride: int) -> Problem:
+        """Of rows side by side the same rows, or a few more, with another number of them side by side."""
+        beyond = self.pitch - self.cols * self.col_stride
+        pitch = self.cols * col_stride + beyond
+        return replace(self, col_stride=col_stride, pitch=pitch).with_rows(self.rows)
+
     def with_rows(self, rows: int) -> Problem:
-        """The same problem with another number of rows, in as many batches as these can fill."""
+        """The same problem with another number of rows, in as many batches as they fill; side by side whole ones."""
+        rows = -(-rows // self.col_stride) * self.col_stride
         if not self.rows_per_batch or rows == self.rows:
             return replace(self, rows=rows)
         return replace(self, rows=rows, rows_per_batch=max(1, -(-rows // max(1, self.batches))))
@@ -297,6 +314,7 @@ class Problem:
             pitch=self.pitch,
             batches=max(1, self.batches),
             inner=self.inner,
+            col_stride=self.col_stride,
             align=self.align,
             any_cols=self.any_cols,
             accumulate=self.accumulate,
@@ -330,6 +348,7 @@ class Problem:
 
     def __str__(self) -> str:
         inner = f" inner {self.inner}" if self.inner else ""
+        inner += f", {self.col_stride} rows side by side," if self.col_stride != 1 else ""
         return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols}{inner} {self.dtype.name}"
 
 
@@ -397,6 +416,7 @@ def make_problem(
     direction: str = "forward",
     without: Collection[str] = (),
     inner: int | None = None,
+    col_stride: int = 1,
     pitch: int | None = None,
     batches: int | None = None,
     align: int = 16,
@@ -419,6 +439,7 @@ def make_problem(
     batches    of equally many rows, where a tensor has a row for each (default: the first size of a shape of three or
                more, else 1); of heads how many there are (default: the last size but one of three or more)
     inner      length of the axis inner, where a tensor of the spec has it
+    col_stride  of `shape` = [rows, cols], how many neighbouring rows lie side by side: see `Problem`, and `along_axis`
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
@@ -461,7 +482,8 @@ def make_problem(
     if spec.numbers_columns and cols > MOST_NUMBERED:
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")
-    _check_layout(tensors, cols, pitch, align)
+    _check_stride(spec, tensors, rows, col_stride, any_cols=any_cols)
+    _check_layout(tensors, cols * col_stride, pitch, align)
     _check_packed(spec, tensors, cols, cols if pitch is None else pitch, any_cols=any_cols)
     if batch_invariant and any(t.role is Role.SEED for t in here):
         rule = "a row's random numbers are those of its place: it cannot be batch-invariant"
@@ -475,9 +497,10 @@ def make_problem(
         rows=rows,
         cols=cols,
         tensors=tensors,
-        pitch=cols if pitch is None else pitch,
+        pitch=cols * col_stride if pitch is None else pitch,
         rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
         inner=inner,
+        col_stride=col_stride,
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
@@ -578,6 +601,55 @@ def _check_packed(spec: Spec, tensors: Iterable[TensorUse], cols: int, pitch: in
         if any_cols and not spec.group:
             rule = f"a kernel of any cols writes {tensor.dtype} in whole vectors: the spec has groups of columns"
             raise UsageError(rule, received=what, hint="make a kernel for these cols")
+
+
+def along_axis(shape: str | int | tuple[int, ...], axis: int) -> tuple[tuple[int, ...], int]:
+    """(A shape [rows, cols], its col_stride) of tensors of `shape` whose rows lie along `axis`.
+
+    The sizes in front of the axis and those behind it fold into rows, in their order: a value for each row has the
+    tensor's shape with the axis left out, or kept as 1. Of the last axis the shape is as it was.
+    Raises UsageError for an axis that the shape does not have.
+    """
+    sizes = sizes_of(shape)
+    if not (_is_whole(axis) and -len(sizes) <= axis < len(sizes)):
+        rule = f"a shape of {len(sizes)} sizes has the axes 0 to {len(sizes) - 1}, or from -{len(sizes)} to -1"
+        raise UsageError(rule, received=f"axis {axis!r} of {'x'.join(map(str, sizes))}")
+    axis %= len(sizes)
+    behind = math.prod(sizes[axis + 1 :])
+    if behind == 1:
+        return sizes[: axis + 1] if axis < len(sizes) - 1 else sizes, 1
+    return (math.prod(sizes[:axis]) * behind, sizes[axis]), behind
+
+
+COPIED = "move the axis to the end and copy: x.movedim(axis, -1).contiguous()"
+
+
+def why_not_side_by_side(spec: Spec, tensors: Iterable[TensorUse]) -> str:
+    """The rule that the rows of a problem with these tensors break where they lie side by side; empty: none."""
+    if spec.has_inner:
+        return "a product has its axes by name, and no axis that is reduced"
+    tensors = tuple(tensors)
+    if spec.group or any(t.kind.by_batch or t.kind.is_groups or t.group for t in tensors):
+        return "rows side by side have no batches, heads or groups of columns"
+    if spec.rolls:
+        return "rows side by side are not rolled"
+    if any(t.dtype.packed > 1 for t in tensors):
+        return "of rows side by side no two neighbours share a byte"
+    return "rows side by side are not summed to one number" if any(t.is_total for t in tensors) else ""
+
+
+def _check_stride(spec: Spec, tensors: tuple[TensorUse, ...], rows: int, col_stride: int, *, any_cols: bool) -> None:
+    """UsageError for rows side by side that are no whole number of them, or whose kernel is none of rows alone."""
+    if col_stride == 1:
+        return
+    if not _is_whole(col_stride) or not 1 <= col_stride <= LARGEST_SIZE or rows % col_stride:
+        rule = "col_stride rows lie side by side: a whole number, at least 1, that divides the rows"
+        raise UsageError(rule, received=f"col_stride {col_stride!r} of {rows} rows")
+    if rule := why_not_side_by_side(spec, tensors):
+        raise UsageError(rule, received=f"spec '{spec.name}'", hint=None if spec.has_inner else COPIED)
+    if any_cols:
+        rule = "a kernel of rows side by side knows its columns: there is none of any number of columns"
+        raise UsageError(rule, received=f"spec '{spec.name}'", hint=COPIED)
 
 
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:

@@ -32,6 +32,7 @@ class Asked(TypedDict, total=False):
     layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"};
                matrix -> the order of its axes: {"w": "cols_inner"}
     inner      length of the axis inner, where a tensor has it
+    col_stride  elements from one of a row to its next, where another axis lies behind that of the columns (`Problem`)
     pitch, align, accumulate, deterministic, batch_invariant, stable_parameters   as in `Problem`
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more);
                heads, where one has a row for each of those (default: the last size but one of three or more)
@@ -43,6 +44,7 @@ class Asked(TypedDict, total=False):
     without: Collection[str]
     gradients: Collection[str] | None
     inner: int | None
+    col_stride: int
     pitch: int | None
     batches: int | None
     align: int
@@ -81,6 +83,7 @@ class Question:
     pitch: int
     batches: int = 1
     inner: int = 0
+    col_stride: int = 1
     align: int = PLAIN_ALIGN
     any_cols: bool = False
     accumulate: bool = False
@@ -104,6 +107,7 @@ class Question:
         }
         asked |= {"batches": self.batches} if self.batches != 1 else {}
         asked |= {"inner": self.inner} if self.inner else {}
+        asked |= {"col_stride": self.col_stride} if self.col_stride != 1 else {}
         asked |= {name: True for name in PROMISES if getattr(self, name)}
         asked |= {"in_place": dict(self.in_place)} if self.in_place else {}
         asked |= {"layout": dict(self.layout)} if self.layout else {}
@@ -115,6 +119,8 @@ class Question:
         said  the dtypes that must be named: `said_dtypes`
         """
         words = ["--shape", f"{self.rows}x{self.cols}"]
+        if self.col_stride != 1:
+            words = ["--shape", f"{self.rows // self.col_stride}x{self.cols}x{self.col_stride}", "--axis", "1"]
         words += ["--size", f"inner={self.inner}"] if self.inner else []
         words += ["--dtype", self.dtype] if self.dtype != "f32" else []
         others = [f"{name}={dtype}" for name, dtype in said.items()]
@@ -125,7 +131,7 @@ class Question:
         words += [f"--{name.replace('_', '-')}" for name in PROMISES if getattr(self, name)]
         words += [word for pair in self.in_place for word in ("--in-place", "=".join(pair))]
         words += [word for pair in self.layout for word in ("--layout", "=".join(pair))]
-        words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
+        words += ["--pitch", str(self.pitch)] if self.pitch != self.cols * self.col_stride else []
         words += ["--batches", str(self.batches)] if self.batches != 1 else []
         return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
 
@@ -139,6 +145,7 @@ class Question:
         words += ["only", *(f"d{name}" for name in self.gradients)] if self.gradients else []
         words += [f"{written}_over_{read}" for written, read in self.in_place]
         words += [f"{name}_{layout}" for name, layout in self.layout]
+        words += ["strided"] if self.col_stride != 1 else []
         return "_".join([*words, *(name for name in PROMISES if getattr(self, name))])
 
     @property
@@ -146,4 +153,5 @@ class Question:
         """layernorm_fwd_bf16_8192x768: how files about the question begin."""
         within = f"_in_{self.batches}" if self.batches != 1 else ""
         within += f"_inner_{self.inner}" if self.inner else ""
+        within += f"_stride_{self.col_stride}" if self.col_stride != 1 else ""
         return f"{self.op}_{self.direction.short}_{self.dtype}_{self.rows}x{self.cols}{within}"

@@ -36,10 +36,12 @@ class ProgramClass(StrEnum):
     """rows: a team of threads owns a row, and looks at it once more than its longest chain of reductions is long.
 
     tiles: a block owns a tile of what contractions give, and reads the axis that they drop once.
+    lanes: as rows, of rows whose elements lie apart: neighbouring threads own neighbouring rows, and each has a part.
     """
 
     ROWS = "rows"
     TILES = "tiles"
+    LANES = "lanes"
 
 
 class TileAxes(NamedTuple):
@@ -76,10 +78,12 @@ def class_of_formulas(spec: Spec, program: RowProgram, present: frozenset[str]) 
 
 @lru_cache(maxsize=1024)
 def class_of(problem: Problem) -> ProgramClass:
-    """The class of the problem's program: no rewrite changes it.
+    """The class of the problem's program, which no rewrite changes; of rows that lie side by side that of their layout.
 
     Raises SpecError, or ProgramError where no formula is to blame, as `program_class` does.
     """
+    if problem.col_stride > 1:  # of no product: `make_problem` refuses it
+        return ProgramClass.LANES
     present = frozenset(t.name for t in problem.spec.tensors) - set(problem.absent)
     return class_of_formulas(problem.spec, written_program(problem), present)
 

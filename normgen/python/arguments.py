@@ -73,6 +73,7 @@ class Expectation:
 
     width        elements of a row: columns, or groups of them, or inner; 1 where a row has one value
     lines        how many of these a matrix, or that of each batch, has whatever the rows are; 0 of another tensor
+    beside       rows that lie side by side: the sizes behind the axis of the columns, multiplied
     alignment    bytes every row start is a multiple of
     fixed_pitch  the only pitch the text knows, if the kernel takes none as an argument
     """
@@ -83,6 +84,7 @@ class Expectation:
     alignment: int
     fixed_pitch: int | None
     lines: int = 0
+    beside: int = 1
 
     def reach(self, placed: Placed) -> Reach:
         """The bytes of an array that fits."""
@@ -93,7 +95,9 @@ class Expectation:
         if kind.is_matrix:
             rows = placed.batches if kind.by_batch else self.lines or placed.rows
             rows = (rows or 0) * (self.lines if kind.by_batch and self.lines else 1)
-            return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.width * size)
+            return Reach(
+                rows=(rows or 0) // self.beside, pitch=placed.pitch * size, width=self.width * self.beside * size
+            )
         width = self.width * size
         width *= (placed.rows or 0) if kind.by_row else (placed.batches or 0) if kind.by_batch else 1
         return Reach(rows=1 if width else 0, pitch=width, width=width)
@@ -120,7 +124,7 @@ class Expectation:
                 raise self._wrong("shape", expected, str(view.shape))
             return replace(self._place_elem(view), rows=None)
         if self.tensor.kind.is_matrix:
-            return self._place_elem(view)
+            return self._place_apart(view) if self.beside > 1 else self._place_elem(view)
         if self.tensor.kind.by_row:
             rows = math.prod(view.shape)
             self._check_contiguous(view)
@@ -181,6 +185,28 @@ class Expectation:
         if self.fixed_pitch is not None and pitch != self.fixed_pitch:
             misfit = f"{self.tensor.name} has pitch {pitch}, the kernel was made for {self.fixed_pitch}"
             return Placed(rows=rows, pitch=pitch, misfit=misfit)
+        return Placed(rows=rows, pitch=pitch, misfit=self._misaligned(view.pointer, pitch))
+
+    def _place_apart(self, view: ArrayView) -> Placed:
+        """[.., cols, ..], with `beside` elements behind each of the axis of the columns, which lie side by side."""
+        shape, strides = view.shape, view.strides
+        axis = axis_of(shape, self.width, self.beside)
+        if axis is None:
+            expected = f"[.., cols, ..] with cols = {self.width} and {self.beside} elements behind that axis"
+            raise self._wrong("shape", expected, str(shape))
+        rows = math.prod(shape[:axis]) * self.beside
+        if rows == 0:
+            return Placed(rows=0, pitch=self.pitch)
+        own = contiguous_strides(shape[axis:])
+        if any(size > 1 and step != at for size, step, at in zip(shape[axis:], strides[axis:], own, strict=True)):
+            expected = f"a contiguous array from axis {axis} on"
+            raise self._wrong("stride", expected, f"strides {strides}", hint="copy it first")
+        pitch = _row_pitch(shape[:axis], strides[:axis])
+        if pitch is None or 0 < pitch < self.width * self.beside:
+            expected = f"one distance of at least {self.width * self.beside} elements in front of axis {axis}"
+            raise self._wrong("stride", expected, f"shape {shape}, strides {strides}", hint="copy it first")
+        if not pitch:
+            return Placed(rows=rows, pitch=self.pitch, misfit=self._misaligned(view.pointer, 0))
         return Placed(rows=rows, pitch=pitch, misfit=self._misaligned(view.pointer, pitch))
 
     def _place_columns(self, view: ArrayView) -> Placed:
@@ -244,6 +270,12 @@ class Expectation:
     def _wrong(self, what: str, expected: str, received: str, hint: str | None = None) -> UsageError:
         name = self.tensor.name
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
+
+
+def axis_of(shape: tuple[int, ...], cols: int, beside: int) -> int | None:
+    """The axis of `cols` elements behind which there are `beside`; None where there is none."""
+    axes = (i for i, size in enumerate(shape) if size == cols and math.prod(shape[i + 1 :]) == beside)
+    return next(axes, None)
 
 
 def is_truth(value: object) -> bool:
@@ -318,6 +350,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch_of(tensor),
             lines=problem.shape_of(tensor)[-2] if tensor.kind.by_inner and tensor.kind.by_col else 0,
+            beside=problem.col_stride if tensor.kind.is_elem else 1,
         )
         for tensor in problem.passed_tensors
     }

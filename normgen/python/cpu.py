@@ -105,6 +105,7 @@ class BoundProgram:
     def __init__(self, problem: Problem, program: Program, sm_count: int) -> None:
         self._program, self._sm_count = program, sm_count
         self._tensors = {tensor.name: tensor for tensor in problem.passed_tensors}
+        self._beside = problem.col_stride
         self._cols, self._inner, self._rows, self._workspace = problem.cols, problem.sizes.inner, 0, 0
         self._rows_per_batch, self._batches = 0, 1
         self._places: dict[str, tuple[int | None, int]] = {}
@@ -163,6 +164,8 @@ class BoundProgram:
         if not pointer:  # not given, or of no rows
             return None
         shape = tensor.shape(Sizes(self._rows, self._cols, self._inner, self._batches))
+        if tensor.kind.is_elem and self._beside > 1:
+            shape = (self._rows // self._beside, self._cols * self._beside)
         return _over(pointer, shape or (1,), pitch, tensor.dtype.of_array.numpy)
 
 

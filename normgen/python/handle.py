@@ -21,7 +21,7 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.export.cubins import Cubins, read_cubins
 from normgen.pipeline import emit
-from normgen.problem.problem import Problem, sizes_of
+from normgen.problem.problem import Problem, along_axis, sizes_of
 from normgen.problem.question import PLAIN_ALIGN
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
@@ -46,6 +46,7 @@ def kernel(
     op: Given = "layernorm",
     *,
     shape: str | int | tuple[int, ...],
+    axis: int | None = None,
     rows: str | None = None,
     dtype: Any = "float32",
     direction: str = "forward",
@@ -71,6 +72,9 @@ def kernel(
 
     op         name of a spec, the path of its file, its text, the mapping that the text stands for, or a `Spec`
     shape      "8x1024x768", a tuple, or cols alone; rows are free at run time, the schedule is the one for the shape's
+    axis       the one that is a row, where it is not the last: (32, 512, 8192) with axis=1 has rows of 512 elements
+               which lie 8192 apart, and is not copied. Arrays have that shape, but for the size of the first axis where
+               that is another one; row values have it without the axis, parameters the axis alone
     rows       "any", or a shape of (-1, cols) or "*xcols": the schedule follows the rows of each call (`AnyRows`)
     dtype      by name, or an object of numpy, ml_dtypes, torch or jax. An output of f4e2m1 is an array of uint8 with
                two codes a byte, [.., cols / 2], or one of torch.float4_e2m1fn_x2
@@ -109,6 +113,12 @@ def kernel(
     if present is not None and without:
         raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
     sizes, is_any = _sizes(shape, rows)
+    col_stride = 1
+    if axis is not None:
+        if is_any:
+            rule = "rows side by side have the sizes of their shape, whose first axis alone is free at run time"
+            raise UsageError(rule, received=f"axis {axis} of {shape!r}")
+        sizes, col_stride = along_axis(sizes, axis)
     problem = problem_for(
         spec,
         shape=sizes,
@@ -118,6 +128,7 @@ def kernel(
         without=without if present is None else _all_but(present, spec),
         gradients=gradients,
         inner=inner,
+        col_stride=col_stride,
         pitch=pitch,
         batches=batches,
         align=align,
@@ -225,7 +236,8 @@ def unaligned(problem: Problem) -> Problem:
 
     An odd pitch promises nothing about where the next row starts.
     """
-    pitch = problem.cols + (2 if problem.cols % 2 else 1)
+    line = problem.cols * problem.col_stride
+    pitch = line + (2 if line % 2 else 1)
     return replace(problem, pitch=pitch, align=max(t.dtype.bytes for t in problem.tensors))
 
 
@@ -241,7 +253,7 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
         return
     loose = unaligned(problem)
     yield loose, default_schedule(loose, facts)
-    if loose.inner:  # its tiles come element by element
+    if loose.inner or loose.col_stride > 1:  # its tiles, or rows side by side, come element by element
         return
     plain = Schedule(vector=1, hold=Hold.RELOAD, columns=Columns.ATOMIC if problem.sums_rows else Schedule().columns)
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):

@@ -21,6 +21,7 @@ from normgen.python.arguments import (
     Placed,
     Reach,
     array_dtype,
+    axis_of,
     device_name,
     expectations,
     misfit,
@@ -198,6 +199,7 @@ class Kernel:
             rows = self._common_rows(placed)
             placed = {name: self._expected[name].of_rows(place, rows) for name, place in placed.items()}
             each = rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0
+            each = self.problem.col_stride if self.problem.col_stride > 1 else each
             batches = next((place.batches for place in placed.values() if place.batches is not None), 1)
             lengths = {**self.problem.lengths, "rows_per_batch": each}
             found = _Plan(
@@ -288,6 +290,10 @@ class Kernel:
             if tensor.kind.by_batch:
                 own = tensor.shape(self.problem.sizes)[1:]
                 return self._executor.new_like(first, (batches, *own), array_dtype(tensor))
+            if self.problem.col_stride > 1 and tensor.kind.by_row:
+                axis = axis_of(shape, self.problem.cols, self.problem.col_stride)
+                rows = shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+                return self._executor.new_like(first, shape if tensor.kind.is_elem else rows, array_dtype(tensor))
             own = tensor.shape(self.problem.sizes)[1 if tensor.kind.by_row else 0 :]
             sizes = (*shape[:-1], *own) if tensor.kind.by_row else own
             return self._executor.new_like(first, sizes, array_dtype(tensor))

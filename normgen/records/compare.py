@@ -138,8 +138,9 @@ def _rank(record: Record) -> tuple[bool, float]:
 def _problem_name(record: Record) -> str:
     key = record.problem
     tensors = " ".join(f"{name}:{dtype}" for name, dtype in key.dtypes)
-    layout = [f"pitch {key.pitch}"] if key.pitch != key.cols else []
+    layout = [f"pitch {key.pitch}"] if not key.packed else []
     layout += [f"inner {key.inner}"] if key.inner else []
+    layout += [f"stride {key.col_stride}"] if key.col_stride != 1 else []
     layout += [f"batches {key.batches}"] if key.batches != 1 else []
     layout += [f"align {key.align}"] if key.align != 16 else []
     layout += ["any cols"] if key.any_cols else []

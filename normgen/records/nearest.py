@@ -175,7 +175,8 @@ def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
 
     def kind(key: ProblemKey) -> tuple[object, ...]:
         dtypes = tuple((name, dtype) for name, dtype in key.dtypes if name not in statistics)
-        return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate
+        beside = key.col_stride > 1
+        return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate, beside
 
     kept = problem.stable_parameters or not tuned.stable_parameters
     kept = kept and tuned.in_place in ((), problem.in_place)
@@ -272,6 +273,12 @@ def _distance_of_tiles(tuned: ProblemKey, problem: Problem) -> float:
     return sum(_octaves(there, here) for there, here in sizes)
 
 
+def _distance_of_lanes(tuned: ProblemKey, problem: Problem) -> float:
+    own = ProblemKey.of(problem)
+    far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
+    return far + OCTAVE_OF_COLS * _octaves(tuned.col_stride, own.col_stride)
+
+
 def _fitted_tiles(record: Record, problem: Problem, device: Device) -> Schedule | None:
     """The same tiles, with narrower accesses where the sizes ask for these."""
     vectors = (v for v in reversed(KNOBS["vector"].values) if v <= record.schedule.vector)
@@ -295,4 +302,5 @@ class Likeness(NamedTuple):
 LIKENESS: dict[ProgramClass, Likeness] = {
     ProgramClass.ROWS: Likeness(_distance_of_rows, _fitted_rows, _leaves_lanes_idle),
     ProgramClass.TILES: Likeness(_distance_of_tiles, _fitted_tiles, _leaves_no_tile_idle),
+    ProgramClass.LANES: Likeness(_distance_of_lanes, _fitted_tiles, _leaves_no_tile_idle),
 }

@@ -67,6 +67,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
         layout=key.layout,
         batches=key.batches,
         inner=key.inner,
+        col_stride=key.col_stride,
     )
 
 

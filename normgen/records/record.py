@@ -78,6 +78,7 @@ class ProblemKey:
     layout: tuple[tuple[str, str], ...] = ()
     batches: int = 1
     inner: int = 0
+    col_stride: int = 1
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -99,6 +100,7 @@ class ProblemKey:
             layout=problem.layout,
             batches=problem.question.batches,
             inner=problem.inner,
+            col_stride=problem.col_stride,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class ProblemKey:
 
     @property
     def packed(self) -> bool:
-        return self.pitch == self.cols
+        return self.pitch == self.cols * self.col_stride
 
     def slot(self) -> tuple[Any, ...]:
         """Everything but the spec's hash: a new text of a built-in spec replaces the lines of the old one."""
@@ -133,6 +135,7 @@ class ProblemKey:
             self.layout,
             self.batches,
             self.inner,
+            self.col_stride,
         )
 
 
@@ -298,7 +301,7 @@ _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "a
 # Fields of the problem that a line leaves out where they have these values: not promised, one batch, no axis inner.
 _LEFT_OUT = {
     **{"deterministic": False, "batch_invariant": False, "stable_parameters": False},
-    **{"in_place": {}, "layout": {}, "batches": 1, "inner": 0},
+    **{"in_place": {}, "layout": {}, "batches": 1, "inner": 0, "col_stride": 1},
 }
 _PAIRS = ("in_place", "layout")  # of names
 _OPTIONAL = ("roofs_us", "alone_us", "flops", "text", "spec")  # not in every line

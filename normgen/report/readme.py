@@ -127,7 +127,9 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
     return (
         gpu,
         f"{key.op} {key.direction}",
-        f"{key.rows}x{key.cols}" + (f", inner {key.inner}" if key.inner else ""),
+        f"{key.rows}x{key.cols}"
+        + (f", inner {key.inner}" if key.inner else "")
+        + (f", stride {key.col_stride}" if key.col_stride != 1 else ""),
         "/".join(dict.fromkeys(dtype for _, dtype in key.dtypes)),
         str(record.place),
         price if record.measured else f"{price} (predicted, not measured)",

@@ -69,7 +69,11 @@ def dtype_of(key: ProblemKey) -> str:
 def problem_facts(key: ProblemKey) -> dict[str, Any]:
     """What the page filters and labels by."""
     plain = {"op": key.op, "direction": key.direction, "dtype": dtype_of(key), "rows": key.rows, "cols": key.cols}
-    return plain | {"dtypes": dict(key.dtypes), "pitch": key.pitch, "align": key.align}
+    return (
+        plain
+        | {"dtypes": dict(key.dtypes), "pitch": key.pitch, "align": key.align}
+        | ({"col_stride": key.col_stride} if key.col_stride != 1 else {})
+    )
 
 
 def families_of(evidence: Evidence) -> list[tuple[str, str, str, str]]:

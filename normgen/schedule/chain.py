@@ -12,6 +12,8 @@ def longest_chain(problem: Problem, schedule: Schedule) -> int:
     A thread's running sums share each vector's elements.
     A vector more for each ragged end; then what a lane adds of the warps' sums before a tree of 32 or fewer lanes.
     """
+    if problem.col_stride > 1:  # a part adds its columns one after another, then the parts' sums
+        return min(problem.cols, -(-problem.cols // schedule.threads_per_row) + schedule.threads_per_row)
     step = schedule.threads_per_row * schedule.row_blocks * schedule.vector
     each = schedule.vector // schedule.running_sums
     warps = -(-schedule.threads_per_row // 32) * schedule.row_blocks

@@ -25,6 +25,7 @@ from normgen.schedule.knobs import (
     Softmax,
     Variance,
 )
+from normgen.schedule.lanes.space import default_of_lanes, fallbacks_of_lanes
 from normgen.schedule.legality import (
     finds_pairs,
     has_means,
@@ -151,8 +152,10 @@ def _fallbacks_of_rows(problem: Problem) -> tuple[Schedule, ...]:
 DEFAULTS: dict[ProgramClass, Callable[[Problem, Device], Schedule]] = {
     ProgramClass.ROWS: _default_of_rows,
     ProgramClass.TILES: default_of_tiles,
+    ProgramClass.LANES: default_of_lanes,
 }
 FALLBACKS: dict[ProgramClass, Callable[[Problem], tuple[Schedule, ...]]] = {
     ProgramClass.ROWS: _fallbacks_of_rows,
     ProgramClass.TILES: fallbacks_of_tiles,
+    ProgramClass.LANES: fallbacks_of_lanes,
 }

@@ -36,6 +36,7 @@ from normgen.schedule.knobs import (
     Statistics,
     Variance,
 )
+from normgen.schedule.lanes import rules as lane_rules
 from normgen.schedule.plan import (
     WARP,
     groups_are_warps,
@@ -684,6 +685,7 @@ FREE: tuple[Rule, ...] = (
 RULES: dict[ProgramClass, tuple[Rule, ...]] = {
     ProgramClass.ROWS: (*STRUCTURAL, *FREE, tile_rules.of_rows),
     ProgramClass.TILES: (*tile_rules.RULES, hints, _launch_bound),
+    ProgramClass.LANES: (*lane_rules.RULES, division, hints, _launch_bound, statistics),
 }
 
 

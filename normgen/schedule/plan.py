@@ -56,6 +56,8 @@ def alignment_of(problem: Problem, s: Schedule) -> int:
 
 def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     """The alignment of one tensor that the text was emitted for; element by element, an element's own is enough."""
+    if problem.col_stride > 1:
+        return problem.row_alignment(tensor) if s.vector > 1 and tensor.kind.is_elem else tensor.dtype.bytes
     if s.tile_m:
         is_wide = s.vector > 1 and tensor.kind.within_row
         aligned = problem.row_alignment(tensor) if tensor.kind.is_matrix else problem.align

@@ -23,6 +23,7 @@ from normgen.schedule.knobs import (
     Params,
     names_of,
 )
+from normgen.schedule.lanes.space import points as points_of_lanes
 from normgen.schedule.legality import (
     CUT,
     FREE,
@@ -281,9 +282,17 @@ def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points
 
 
 def _space_of_tiles(problem: Problem, device: Device) -> Space:
+    return _space_of(points(problem, device), problem, device)
+
+
+def _space_of_lanes(problem: Problem, device: Device) -> Space:
+    return _space_of(points_of_lanes(problem, device), problem, device)
+
+
+def _space_of(found: Iterator[Schedule], problem: Problem, device: Device) -> Space:
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
-    for schedule in points(problem, device):
+    for schedule in found:
         if (reason := refusal(problem, schedule, device)) is None:
             legal.append(schedule)
         else:
@@ -294,4 +303,5 @@ def _space_of_tiles(problem: Problem, device: Device) -> Space:
 SPACES: dict[ProgramClass, Callable[[Problem, Device], Space]] = {
     ProgramClass.ROWS: _space_of_rows,
     ProgramClass.TILES: _space_of_tiles,
+    ProgramClass.LANES: _space_of_lanes,
 }

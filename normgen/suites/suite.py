@@ -72,7 +72,7 @@ class Entry:
             t.name: t.dtype.name for t in problem.tensors if t.dtype != problem.dtype and not _is_statistic(problem, t)
         }
         words += [f"{name}={dtype}" for name, dtype in odd.items()]
-        words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols else []
+        words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols * problem.col_stride else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
         words += [f"gradients={','.join(problem.gradients)}"] if problem.gradients else []
         words += ["stable_parameters"] if problem.stable_parameters else []

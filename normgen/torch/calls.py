@@ -15,7 +15,7 @@ from normgen.errors import NormgenError, UsageError
 from normgen.operators.forms import Form, Forms, Lengths, Uses, lengths_of
 from normgen.operators.launch import band, handle
 from normgen.operators.remembered import Remembered
-from normgen.problem.problem import Problem
+from normgen.problem.problem import Problem, why_not_side_by_side
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.program.classes import class_of
@@ -65,15 +65,20 @@ class Calls(Forms):
         """The written tensors, in the problem's order. `tensors` in the order of `reads`, None for an absent one."""
         return self.prepared(written, tensors, dtype)(tensors, scalars)
 
-    def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Ready:
-        """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit."""
+    def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any, *, by_layout: bool = False) -> Ready:
+        """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit.
+
+        by_layout  rows whose elements lie apart stay where they are, and so do those of the results: else both are
+                   contiguous, as a compiler takes them to be
+        """
         first = self.checked(tensors)
         sizes = self._sizes(first, self.lengths(tensors) if self.spec.has_inner else None)
-        key = (written, dtype, self.in_order(), *sizes, *[None if t is None else t.dtype for t in tensors])
+        apart = apart_of(first) if by_layout else None
+        key = (written, dtype, self.in_order(), apart, *sizes, *[None if t is None else t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
-            found = self._ready[key] = self._made(form, first, tensors)
+            found = self._ready[key] = self._made(form, first, tensors, apart)
         return found
 
     def in_order(self) -> bool:
@@ -95,14 +100,15 @@ class Calls(Forms):
             )
         return self.behind(form, tensors)(tensors, scalars)
 
-    def behind(self, form: Form, tensors: Values) -> Ready:
+    def behind(self, form: Form, tensors: Values, *, by_layout: bool = False) -> Ready:
         """What computes a backward call of these tensors, as `backward` takes them, all of them there."""
         first = tensors[self._rows(form)[0]]
         sizes = self._sizes(first, self._lengths_of(self.problem(form).reads, tensors))
-        key = (form, torch.are_deterministic_algorithms_enabled(), *sizes, *[t.dtype for t in tensors])
+        apart = next((a for i in self._rows(form) if (a := apart_of(tensors[i]))), None) if by_layout else None
+        key = (form, torch.are_deterministic_algorithms_enabled(), apart, *sizes, *[t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
-            found = self._ready[key] = self._made(form, first, tensors)
+            found = self._ready[key] = self._made(form, first, tensors, apart)
         return found
 
     def like(self, form: Form, given: Mapping[str, Value]) -> Values:
@@ -181,8 +187,10 @@ class Calls(Forms):
         cols, rows, *others = _whole(first, lengths)
         return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows)), *others
 
-    def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
+    def _made(self, form: Form, first: Value, tensors: Sequence[Value], apart: tuple[int, int] | None = None) -> Ready:
         uses = self.problem(form)
+        if self._any_rows or why_not_side_by_side(self.spec, uses.problem.tensors):
+            apart = None
         here = [t for t in tensors if t is not None]
         is_kernel = bool(first.numel()) and takes_a_kernel(first, here)
         if is_kernel and self.spec.has_inner and form.direction is Direction.BACKWARD:
@@ -211,10 +219,13 @@ class Calls(Forms):
                 stable_parameters=self._stable,
                 device=first.get_device(),
                 any_rows=self._any_rows,
+                beside=apart[1] if apart else 1,
             )
             if rows and is_kernel
             else self.function(form)
         )
+        if apart and isinstance(made, Kernel):
+            return SideBySide(made, uses, self.by_name, tensors, place=apart[0])
         return Ready(made, uses, self.by_name, tensors)
 
     def _kernels_of(self, form: Form) -> list[Form]:
@@ -302,6 +313,52 @@ class Ready:
         return named
 
 
+class SideBySide(Ready):
+    """A kernel of rows whose elements lie apart, as of x.movedim(1, -1): results lie as the rows that are read.
+
+    place  of the axis of the columns among the sizes in memory
+    """
+
+    def __init__(
+        self,
+        made: Kernel,
+        uses: Uses,
+        by_name: Callable[[tuple[Any, ...]], dict[str, Any]],
+        tensors: Sequence[Value | None],
+        *,
+        place: int,
+    ) -> None:
+        super().__init__(made, uses, by_name, tensors)
+        self._kernel, self._place = made, place
+        self._first = next(i for i, is_elem in enumerate(self._is_matrix) if is_elem)
+        written = [use.kind.is_elem for use in uses.writes]
+        self._moves = written
+
+    def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
+        given = [
+            self._in_memory(t) if is_elem else t.contiguous()
+            for t, is_elem in zip(self._given(tensors), self._is_matrix, strict=True)
+        ]
+        results = self._kernel(*given, **self._by_name(scalars))
+        results = results if type(results) is tuple else (results,)
+        results = results if self._own is None else [results[i] for i in self._own]
+        return tuple(
+            [r.movedim(self._place, -1) if moves else r for r, moves in zip(results, self._moves, strict=True)]
+        )
+
+    def repeated(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Any:
+        """Not of rows that lie otherwise: those have another kernel."""
+        if apart_of(self._given(tensors)[self._first]) is None:
+            return NotImplemented
+        found = self(tensors, scalars)
+        return found[0] if len(found) == 1 else found
+
+    def _in_memory(self, tensor: Value) -> Value:
+        """[.., cols, ..] in the order of memory; a copy of one that lies otherwise."""
+        moved = tensor.movedim(-1, self._place)
+        return moved if apart_of(tensor) is not None else moved.contiguous()
+
+
 class Apart(Ready):
     """Gradients of a product's sides, each by a kernel of its own.
 
@@ -337,6 +394,31 @@ def as_wide(tensors: Values, dtype: Any) -> Values:
     if dtype == torch.float64:
         return tuple(t.double() if t is not None and t.is_floating_point() else t for t in tensors)
     return tuple(t.float() if t is not None and t.dtype == torch.float64 else t for t in tensors)
+
+
+def apart_of(tensor: Value) -> tuple[int, int] | None:
+    """(The place of the axis of the columns in memory, elements from one column to the next) of rows side by side.
+
+    None of other rows: [.., cols] whose columns are neighbours, or rows that lie in no such order.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    place = len(shape) - 1
+    if place < 1 or strides[-1] <= 1 or shape[-1] <= 1 or tensor.is_contiguous():
+        return None
+    beside = 1
+    while place > 0 and beside < strides[-1]:
+        place -= 1
+        if shape[place] != 1 and strides[place] != beside:
+            return None
+        beside *= shape[place]
+    if beside != strides[-1]:
+        return None
+    line, pitch = beside * shape[-1], 0
+    for size, stride in zip(reversed(shape[:place]), reversed(strides[:place]), strict=True):
+        if size != 1 and (stride < line or (pitch and stride != pitch)):
+            return None
+        pitch = stride * size if size != 1 else pitch
+    return place, beside
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:

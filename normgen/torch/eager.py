@@ -14,7 +14,7 @@ import torch
 
 from normgen.operators.forms import is_of_rows
 from normgen.operators.remembered import Remembered
-from normgen.torch.calls import Ready, Value, Values, as_wide
+from normgen.torch.calls import Ready, Value, Values, apart_of, as_wide
 from normgen.torch.library import Kept, Operators, no_second
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly these: a subclass may view something else
@@ -80,7 +80,7 @@ class Step:
         is_deterministic = _is_deterministic()
         ready = self._behind.get(is_deterministic)
         if ready is None:
-            ready = self._behind[is_deterministic] = self.calls.behind(kept.form, given)
+            ready = self._behind[is_deterministic] = self.calls.behind(kept.form, given, by_layout=True)
         found = ready.repeated(given, scalars)
         if found is NotImplemented:
             return ready(given, scalars)
@@ -137,7 +137,7 @@ class Eager:
     def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> Step:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
         facts = [None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors]
-        key = (likely, *facts)
+        key = (likely, apart_of(tensors[self._first]), *facts)
         found = self._steps.get(key)
         if found is None:
             found = self._made(
@@ -152,7 +152,9 @@ class Eager:
         operators = self.operators
         needs = [t is not None and t.requires_grad for t in tensors]
         is_saving = any(needs) and torch.is_grad_enabled()
-        ready = operators.calls.prepared(operators.written if is_saving else operators.plainly, tensors, dtype)
+        ready = operators.calls.prepared(
+            operators.written if is_saving else operators.plainly, tensors, dtype, by_layout=True
+        )
         kept = operators.kept(needs, tensors, dtype) if is_saving else None
         return Step(operators, ready, kept, self._places[is_saving])
 

@@ -45,7 +45,8 @@ class LayerNorm(torch.nn.LayerNorm):
 class Softmax(torch.nn.Softmax):
     """torch.nn.Softmax by our kernels: y = exp(x - max) / sum(exp(x - max)) along `dim`.
 
-    Another dimension than the last is moved, and copied. Raises UsageError without one.
+    Along another dimension than the last rows are read where they lie; a compiled graph copies them. Raises UsageError
+    without one.
     Under autocast on CUDA the result is float32, as torch's.
     """
 

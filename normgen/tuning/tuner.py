@@ -14,6 +14,7 @@ from normgen.cuda.driver import driver_version
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.export import export_record, require_folder, require_room, ships
+from normgen.export.groups import NoHeaderError
 from normgen.files.private import write_atomically
 from normgen.measure.isolation.start import Found, Start
 from normgen.measure.timing import PROTOCOL
@@ -212,6 +213,8 @@ def conclude(
             header = export_record(winner, output or run.folder, spec=run.problem.spec, replace=replace)
         except VerificationError as error:
             run.note(f"no header: {error.received}; {PROVE}")
+        except NoHeaderError as error:
+            run.note(f"no header: {error.rule}; {error.hint}")
     text_now = partial(text_of, run.problem, emit=emit)
     with run.keeping("the winner among this user's records"):
         adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)

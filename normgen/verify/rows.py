@@ -347,9 +347,23 @@ def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None, *, i
     row [rows], col [cols], scalar [1]. A sparse one is never filled, whatever its size.
     Raises MemoryError when there is no address space for it.
     """
-    item = tensor.dtype.bytes
     shape = problem.shape_of(tensor) or (1,)
-    strides = ((pitch or problem.pitch_of(tensor)) * item, item) if len(shape) > 1 else (item,)
+    if problem.col_stride > 1 and len(shape) > 1:  # as the reference reads it; `side_by_side` lays it out
+        pitch = problem.cols
+    return _allocated(shape, tensor, problem, pitch or problem.pitch_of(tensor), is_sparse=is_sparse)
+
+
+def side_by_side(tensor: TensorUse, problem: Problem, pitch: int) -> Buffer:
+    """Memory for a tensor whose rows lie side by side: [rows / col_stride, cols * col_stride], lines a pitch apart."""
+    shape = (problem.rows // problem.col_stride, problem.cols * problem.col_stride)
+    return _allocated(shape, tensor, problem, pitch)
+
+
+def _allocated(
+    shape: tuple[int, ...], tensor: TensorUse, problem: Problem, pitch: int, *, is_sparse: bool = False
+) -> Buffer:
+    item = tensor.dtype.bytes
+    strides = (pitch * item, item) if len(shape) > 1 else (item,)
     strides = (shape[-2] * strides[0], *strides) if len(shape) > 2 else strides
     extent = shape[0] * strides[0]
     align = max(problem.align, item)

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from normgen.device import TARGETS, Device
-from normgen.problem.problem import Problem
+from normgen.problem.problem import Problem, why_not_side_by_side
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS
@@ -46,6 +46,7 @@ READ = {
     "s": ('"scalar_input"', 0.2),
     "p": ('"scalar_parameter"', 0.2),
 }
+BESIDE = (2, 3, 8, 12, 24)  # rows side by side, of 24
 SCHEDULE_TRIES = 40
 _WORD = re.compile(r"[a-z]\w*")
 
@@ -70,6 +71,8 @@ class Asked:
             plain |= {"batches": 4} | ({"gradients": others} if self.direction == "backward" else {})
             return problem_for(spec, **plain)
         problem = problem_for(spec, **plain)
+        if self.seed % 6 == 5 and not why_not_side_by_side(spec, problem.tensors):
+            problem = problem_for(spec, **plain, col_stride=BESIDE[self.seed // 6 % len(BESIDE)])
         if self.seed % 4:
             return problem
         question = replace(problem.question, in_place=tuple(pairs_of(problem).items()))

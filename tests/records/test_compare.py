@@ -104,6 +104,7 @@ def test_every_record_fits_the_schema_and_what_is_none_does_not() -> None:
     assert set(RECORD_SCHEMA["required"]) == set(good) - where
     stable = dataclasses.replace(record().problem, stable_parameters=True, deterministic=True, batch_invariant=True)
     stable = dataclasses.replace(stable, in_place=(("y", "x"),), layout=(("scale", "packed"),), batches=2, inner=8)
+    stable = dataclasses.replace(stable, col_stride=4)
     priced = {
         "chain_us": record().times_us,
         "price_us": Price(median=0.5, low=0.4, high=0.6),

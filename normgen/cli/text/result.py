@@ -24,6 +24,7 @@ def result_text(result: Result, said: Collection[str] = ()) -> str:
     record, problem = result.record, result.problem
     title = f"{problem.spec.name} {problem.direction.value} {problem.dtype} on {result.device.name}"
     inner = f", inner = {problem.inner}" if problem.inner else ""
+    inner += f", {problem.col_stride} rows side by side" if problem.col_stride != 1 else ""
     lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}{inner}, timed {record.place.words}"]
     if not result.measured:
         lines[0] += f" ({NOT_MEASURED})"

@@ -59,6 +59,8 @@ def refusal(problem: Problem, *, free_bytes: int) -> str:
     x, y = main_input(problem), next((t for t in consumed(problem) if t.kind.is_elem), None)
     if y is None:
         return "it has no [rows, cols] output that a matrix product could read"
+    if problem.col_stride > 1:
+        return "its rows lie side by side, and a matrix product would sum along another axis"
     if x.dtype.name not in _TYPES or y.dtype != x.dtype:
         return f"cuBLAS multiplies {', '.join(_TYPES)} by the same dtype: {x.name} is {x.dtype}, {y.name} {y.dtype}"
     needed = _bytes(problem)

@@ -247,7 +247,8 @@ _ADDED = (
 
 def reduction_roofs(problem: Problem, *, sm_count: int, arch: int) -> Iterator[Roof]:
     """Up to ten variants for few rows that are read, without sums over them; none for other problems."""
-    if not (0 < problem.rows <= FEW_ROWS * sm_count and problem.elem_inputs) or problem.column_outputs:
+    is_few = 0 < problem.rows <= FEW_ROWS * sm_count and problem.col_stride == 1
+    if not (is_few and problem.elem_inputs) or problem.column_outputs:
         return
     widest = min(problem.row_alignment(t) for t in problem.elem_tensors)
     row_bytes = problem.cols * problem.dtype.bytes

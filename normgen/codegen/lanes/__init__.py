@@ -1,0 +1,1 @@
+"""Kernels of rows that lie side by side, as the columns of a matrix do."""
