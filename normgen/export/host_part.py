@@ -263,8 +263,8 @@ def _width(tensor: TensorUse) -> str:
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     divisors = problem.spec.divisors
     sharing = sorted({t.dtype.packed for t in problem.tensors} - {1})
-    sizes = (*divisors, *(size for size in sharing if math.lcm(*divisors) % size))
-    yield from (f"cols % {size} != 0" for size in sizes)
+    multiples = (*divisors, *(size for size in sharing if math.lcm(*divisors) % size))
+    yield from (f"cols % {size} != 0" for size in multiples)
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:
