@@ -102,8 +102,8 @@ def test_legality_plan_and_launch_count_the_same_bytes_of_every_built_in_problem
             if reason is not None and "bytes of shared memory" not in reason:
                 continue
             plan = planned(problem, schedule)
-            rolled = {load.of for load in plan.program.loads if load.roll is not None and load.kind.is_elem}
-            names = {load.name for load in plan.held} | rolled  # what is read rolled alone has its place: nobody uses it
+            rolled = {ld.of for ld in plan.program.loads if ld.roll is not None}  # alone, or not: it is counted
+            names = {load.name for load in plan.held} | {n for n in rolled if problem.tensor(n).kind.is_elem}
             waiting = sum(problem.tensor(name).dtype.bytes for name in names)
             is_slotted = Place.SHARED in plan.places or plan.copies
             steps = plan.cut.steps - (plan.held_steps if plan.is_hybrid else 0)
@@ -113,7 +113,8 @@ def test_legality_plan_and_launch_count_the_same_bytes_of_every_built_in_problem
             assert needed == shared_bytes(problem, schedule) == plan.shared_bytes, (problem, schedule)
             assert (needed > most) == (reason is not None), (problem, schedule, reason)
             assert reason is None or f" {needed} bytes" in reason, (reason, needed)
-            loaded = sum(problem.tensor(load.name).dtype.bytes for load in plan.col_params)
+            params = {load.name for load in plan.col_params} | {n for n in rolled if problem.tensor(n).kind.is_col}
+            loaded = sum(problem.tensor(name).dtype.bytes for name in params)
             assert loaded * plan.cut.steps * plan.cut.vector == param_bytes_per_thread(problem, schedule), problem
             sums = len(plan.sums.stores) if plan.sums and plan.sums.in_registers else 0
             assert sums * plan.cut.steps * plan.cut.vector == sums_in_registers(problem, schedule), problem
