@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,25 @@ def test_a_power_keeps_within_its_bound(p: float) -> None:
         for dp in (-1e-6, 1e-6):
             assert np.all(np.abs((x + sign * off) ** (p + dp) - loose.value) <= loose.error)
     assert np.all(loose.error <= REARRANGED * (np.abs(p) * off / x + np.abs(np.log(x)) * 1e-6 + 1e-6) * loose.value)
+
+
+def test_an_infinite_power_of_an_exact_base_is_exact() -> None:
+    base = Bounded(np.asarray([[np.inf, 2.0]]), np.asarray([[0.0, 0.0]]))
+    found = Float32Error(cols=2).call("**", base, Bounded(np.asarray(1.5)))
+    assert np.isfinite(found.error).all()
+
+
+def test_the_power_of_minus_infinity_is_that_of_c() -> None:
+    """numpy takes the power by 0.5 for a square root, which is NaN there."""
+    spec = parse('name = "t"\n[tensors]\nx = "input"\ny = "output"\n[scalars]\np = 0.5\n[formulas]\ny = "x ** p"')
+    x = np.array([[-np.inf, np.inf, -0.0, -1.0]], np.float32)
+    for p in (0.5, 1.5, -0.5, 3.0):
+        want = np.array(
+            [[math.inf if p > 0 else 0.0, math.inf if p > 0 else 0.0, 0.0 if p > 0 else math.inf, math.nan]]
+        )
+        want = np.array([[-math.inf, math.inf, 0.0, -1.0]]) if p == 3.0 else want
+        np.testing.assert_array_equal(kernel(spec, shape=x.shape, device="cpu")(x, p=p), want)
+        np.testing.assert_array_equal(verify.interpret(spec, {"x": x}, {"p": p})["y"], want)
 
 
 def test_nothing_is_said_of_a_base_that_may_be_negative() -> None:
