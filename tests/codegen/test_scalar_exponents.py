@@ -11,6 +11,7 @@ from normgen import kernel, verify
 from normgen.errors import ProgramError, SpecError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
+from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
@@ -135,6 +136,11 @@ def test_a_power_of_negative_numbers_is_a_number_where_the_exponent_is_whole() -
     assert np.isnan(found(x, p=0.5)).tolist() == [[True, False, False, True]]
     backward = kernel(spec, shape=x.shape, direction="backward", device="cpu")
     np.testing.assert_allclose(backward(np.ones_like(x), x, p=3.0), 3 * x.astype(np.float64) ** 2, rtol=1e-6)
+
+
+def test_a_program_shows_a_power_as_it_is_written() -> None:
+    assert "= sum(Abs(x)**p)" in str(lower(POWERNORM))
+    assert "= -logp*(1 - exp(logp))**gamma" in str(lower(FOCAL))
 
 
 def test_the_gradient_by_a_scalar_exponent_is_refused_as_that_of_any_scalar() -> None:
