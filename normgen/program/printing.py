@@ -31,7 +31,7 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         if not isinstance(expr, Opaque):
             return str(super()._print_Function(expr))
         if isinstance(expr, power_of):
-            base, exponent = (self.parenthesize(arg, PRECEDENCE["Atom"], strict=True) for arg in expr.args)
+            base, exponent = (self.parenthesize(arg, PRECEDENCE["Func"], strict=True) for arg in expr.args)
             return f"{base}**{exponent}"
         name, args = name_of(expr) or type(expr).__name__, [str(self._print(arg)) for arg in expr.args]
         if not isinstance(expr, Condition):
