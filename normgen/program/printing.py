@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import sympy as sp
+from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
-from normgen.program.functions import Condition, Opaque, name_of
+from normgen.program.functions import Condition, Opaque, name_of, power_of
 from normgen.program.ordered import Ordered, steps
 
 
@@ -29,6 +30,9 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     def _print_Function(self, expr: sp.Expr) -> str:
         if not isinstance(expr, Opaque):
             return str(super()._print_Function(expr))
+        if isinstance(expr, power_of):
+            base, exponent = (self.parenthesize(arg, PRECEDENCE["Func"], strict=True) for arg in expr.args)
+            return f"{base}**{exponent}"
         name, args = name_of(expr) or type(expr).__name__, [str(self._print(arg)) for arg in expr.args]
         if not isinstance(expr, Condition):
             return f"{name}({', '.join(args)})"

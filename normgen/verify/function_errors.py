@@ -94,10 +94,10 @@ def _power(value: Array, base: Bounded, exponent: Bounded) -> Bounded:
         off = relative(base.error, x)
         grown = np.where(off < 0.5, -np.abs(p) * np.log1p(-np.minimum(off, 0.5)), np.inf)
     if exponent.error is not None:
-        size = np.abs(x)
-        logarithm = np.abs(np.log(np.where((size > 0) & (size < np.inf), size, 1.0)))
-        grown = grown + logarithm * exponent.error
-    carried = np.where(np.isfinite(grown), np.abs(value) * np.expm1(grown), np.inf)
+        told = (np.abs(x) > 0) & (np.abs(x) < np.inf)
+        grown = grown + np.abs(np.log(np.where(told, np.abs(x), 1.0))) * exponent.error
+    size = np.where(grown == 0, 0.0, np.abs(value))  # an infinite power of an exact base is exact
+    carried = np.where(np.isfinite(grown), size * np.expm1(grown), np.inf)
     return rounded(value, carried, 8.0, of=(base, exponent))
 
 

@@ -137,7 +137,7 @@ _FLOAT64: dict[str, Callable[..., Any]] = {
     "maximum": np.maximum,
     "sign": lambda x: np.nan_to_num(np.sign(x)),  # a tie has no side, nor has NaN
     "%": np.fmod,
-    "**": np.power,
+    "**": lambda x, p: np.power(np.where((p % 1 != 0) & ((x == 0) | np.isneginf(x)), np.abs(x), x), p),  # C's pow
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
     "where": lambda condition, a, b: np.where(condition != 0, a, b),
     **{name: _truth(holds) for name, holds in _CONDITIONS.items()},

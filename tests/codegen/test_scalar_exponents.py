@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from normgen import kernel, verify
 from normgen.errors import ProgramError, SpecError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
+from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
@@ -88,6 +91,25 @@ def test_a_power_keeps_within_its_bound(p: float) -> None:
     assert np.all(loose.error <= REARRANGED * (np.abs(p) * off / x + np.abs(np.log(x)) * 1e-6 + 1e-6) * loose.value)
 
 
+def test_an_infinite_power_of_an_exact_base_is_exact() -> None:
+    base = Bounded(np.asarray([[np.inf, 2.0]]), np.asarray([[0.0, 0.0]]))
+    found = Float32Error(cols=2).call("**", base, Bounded(np.asarray(1.5)))
+    assert np.isfinite(found.error).all()
+
+
+def test_the_power_of_minus_infinity_is_that_of_c() -> None:
+    """numpy takes the power by 0.5 for a square root, which is NaN there."""
+    spec = parse('name = "t"\n[tensors]\nx = "input"\ny = "output"\n[scalars]\np = 0.5\n[formulas]\ny = "x ** p"')
+    x = np.array([[-np.inf, np.inf, -0.0, -1.0]], np.float32)
+    for p in (0.5, 1.5, -0.5, 3.0):
+        want = np.array(
+            [[math.inf if p > 0 else 0.0, math.inf if p > 0 else 0.0, 0.0 if p > 0 else math.inf, math.nan]]
+        )
+        want = np.array([[-math.inf, math.inf, 0.0, -1.0]]) if p == 3.0 else want
+        np.testing.assert_array_equal(kernel(spec, shape=x.shape, device="cpu")(x, p=p), want)
+        np.testing.assert_array_equal(verify.interpret(spec, {"x": x}, {"p": p})["y"], want)
+
+
 def test_nothing_is_said_of_a_base_that_may_be_negative() -> None:
     """Nor is it called NaN, as the exact power of a small negative number is: a kernel may find a number."""
     base = Bounded(np.asarray([[1e-9, -1e-9]]), np.asarray([[1e-8, 1e-8]]))
@@ -114,6 +136,11 @@ def test_a_power_of_negative_numbers_is_a_number_where_the_exponent_is_whole() -
     assert np.isnan(found(x, p=0.5)).tolist() == [[True, False, False, True]]
     backward = kernel(spec, shape=x.shape, direction="backward", device="cpu")
     np.testing.assert_allclose(backward(np.ones_like(x), x, p=3.0), 3 * x.astype(np.float64) ** 2, rtol=1e-6)
+
+
+def test_a_program_shows_a_power_as_it_is_written() -> None:
+    assert "= sum(Abs(x)**p)" in str(lower(POWERNORM))
+    assert "= -logp*(1 - exp(logp))**gamma" in str(lower(FOCAL))
 
 
 def test_the_gradient_by_a_scalar_exponent_is_refused_as_that_of_any_scalar() -> None:

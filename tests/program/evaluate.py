@@ -319,7 +319,7 @@ VALUES: dict[str, Callable[..., Array]] = {
     "minimum": np.minimum,
     "maximum": np.maximum,
     "%": np.fmod,
-    "**": np.power,
+    "**": lambda x, p: np.where(np.isneginf(x) & (p % 1 != 0), np.power(np.inf, p), np.power(x, p)),
     "divide": np.divide,
     "constant": np.asarray,
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
