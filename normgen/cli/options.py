@@ -181,7 +181,7 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     sizes: dict[str, Any] = {name: parse_size(name, size) for name, size in lengths.items()}
     if len(sizes) < len(options["size"]):
         raise UsageError("--size names an axis once", received=" ".join(options["size"]))
-    if options["axis"] is not None and options["shape"]:
+    if options.get("axis") is not None and options["shape"]:
         shape, col_stride = along_axis(options["shape"], options["axis"])
         sizes |= {"shape": "x".join(map(str, shape))} | ({"col_stride": col_stride} if col_stride != 1 else {})
     return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}

@@ -275,8 +275,8 @@ def _distance_of_tiles(tuned: ProblemKey, problem: Problem) -> float:
 
 def _distance_of_lanes(tuned: ProblemKey, problem: Problem) -> float:
     own = ProblemKey.of(problem)
-    far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
-    return far + OCTAVE_OF_COLS * _octaves(tuned.col_stride, own.col_stride)
+    shared_out = _octaves(tuned.cols, own.cols) + _octaves(tuned.col_stride, own.col_stride)
+    return _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * shared_out
 
 
 def _fitted_tiles(record: Record, problem: Problem, device: Device) -> Schedule | None:

@@ -104,6 +104,7 @@ VARIED_CALLS = tuple(
         "a_kernel_that_is_right_at_the_defaults_alone_is_refused",
     )
 )
+SIDE_BY_SIDE = ("tests/problem/test_question.py", "tests/codegen/lanes/test_kernels.py")
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -780,7 +781,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "python/handle.py",
         HANDLE,
-        ("pitch = problem.cols + (2 if problem.cols % 2 else 1)", "pitch = problem.cols"),
+        ("pitch = line + (2 if line % 2 else 1)", "pitch = line"),
     ),
     *changes(
         "python/kernels.py",
@@ -936,7 +937,33 @@ CHANGES: tuple[Change, ...] = (
         ("tests/measure/test_device_check.py",),
         ("known.setting.call == call", "False"),
         ("prepared.setting.restore(stream)", "pass"),
-        ("        self.call.far_rows.gather(self._buffers, self.outputs.buffers)\n", ""),
+        ("        self.call.gather(self._buffers, self.outputs)\n", ""),
+    ),
+    *changes(
+        "problem/problem.py",
+        SIDE_BY_SIDE,
+        ("rows = -(-rows // self.col_stride) * self.col_stride", "rows = int(rows)"),
+        ("behind = math.prod(sizes[axis + 1 :])", "behind = math.prod(sizes[axis:])"),
+        ("beyond = self.pitch - self.cols * self.col_stride", "beyond = self.pitch - self.cols"),
+    ),
+    *changes(
+        "schedule/lanes/rules.py",
+        ("tests/codegen/lanes/test_kernels.py::test_a_refusal_says_why",),
+        ("if problem.col_stride % s.vector:", "if problem.cols % s.vector:"),
+        ("s.threads_per_row > problem.cols", "s.threads_per_row > 2 * problem.cols"),
+    ),
+    *changes(
+        "python/arguments.py",
+        ("tests/python/test_axis.py",),
+        ("0 < pitch < self.width * self.beside", "0 < pitch < self.width"),
+        ("math.prod(shape[i + 1 :]) == beside", "math.prod(shape[i + 1 :]) >= beside"),
+        ("rows = math.prod(shape[:axis]) * self.beside", "rows = math.prod(shape[:axis])"),
+    ),
+    *changes(
+        "torch/calls.py",
+        ("tests/torch/test_side_by_side.py",),
+        ("(pitch and stride != pitch)", "False"),
+        ("strides[place] != beside", "strides[place] < beside"),
     ),
     *changes(
         "verify/varied/effects.py",

@@ -210,3 +210,22 @@ def test_the_order_of_a_matrix_is_part_of_the_question_where_it_is_not_the_specs
 def test_an_order_that_no_matrix_has_is_refused(layout: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         problem_for(load("linear"), shape="8x768", inner=96, layout=layout)
+
+
+def test_rows_side_by_side_are_part_of_the_question_and_asked_for_by_an_axis() -> None:
+    problem = problem_for(load("softmax"), shape=(2 * 20, 7), col_stride=20)
+    again = problem_for(load("softmax"), **problem.question.arguments())
+    assert (again, again.pitch, again.sharing_rows) == (problem, 140, 20)
+    assert problem.question.options({})[:4] == ["--shape", "2x7x20", "--axis", "1"]
+    assert problem.question.file_stem == "softmax_fwd_f32_40x7_stride_20"
+    assert "strided" in problem.question.header_stem({})
+    found = problem_arguments({**PLAIN_OPTIONS, "shape": "2x7x4x5", "axis": 1})
+    assert (found["shape"], found["col_stride"]) == ("40x7", 20)
+    assert "col_stride" not in problem_arguments({**PLAIN_OPTIONS, "shape": "2x7x4x5", "axis": -1})
+
+
+def test_another_number_of_rows_side_by_side_is_a_whole_number_of_them() -> None:
+    problem = problem_for(load("softmax"), shape=(40, 7), col_stride=20, pitch=144)
+    assert [problem.with_rows(n).rows for n in (0, 1, 20, 21)] == [0, 20, 20, 40]
+    few = problem.with_stride(8)
+    assert (few.rows, few.col_stride, few.pitch) == (40, 8, 60)

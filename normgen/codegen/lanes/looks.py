@@ -101,10 +101,13 @@ class LaneLooks:
         are_loads = all(isinstance(source, Load) for source in sources) and not stores
         return self.plan.chunk > 1 and are_loads and any(r.monoid.vector_step for r in self.plan.looks[look])
 
-    def _steps(self, name: str, body: list[Statement], *, first: str = "0") -> list[Statement]:
+    def _steps(self, name: str, body: list[Statement], *, first: str = "0", from_last: bool = False) -> list[Statement]:
         """A function of a step, called for all steps of a thread: the last one may have columns for some parts only."""
         unroll = UNROLL if self.plan.unroll == 0 else "#pragma unroll kUnroll"
         rest = If("!kEven && part + kWholeSteps * kParts < kCols", (Do(f"{name}(kWholeSteps)"),), alone=True)
+        if from_last:
+            walk = loop("step", "kWholeSteps", [Do(f"{name}(kWholeSteps - 1 - step)")], unroll=unroll)
+            return [function(name, "int step", body), rest, walk]
         return [
             function(name, "int step", body),
             loop("step", "kWholeSteps", [Do(f"{name}(step)")], first=first, unroll=unroll),
@@ -146,7 +149,9 @@ class LaneLooks:
         if not is_last and self._takes_chunks(look):
             rest = self._steps(name, body, first="kWholeSteps / kChunk * kChunk")
             return [Gap(), Comment(said), *self._chunks(look), *rest]
-        return [Gap(), Comment(said), *self._steps(name, body)]
+        # Of columns that are read again those that were read last may still be in L2.
+        from_last = look % 2 == 1 and plan.schedule.hold is Hold.RELOAD
+        return [Gap(), Comment(said), *self._steps(name, body, from_last=from_last)]
 
     def _vector(self, load: Load, *, is_last: bool) -> list[Statement]:
         """An element of each row, from where it waits."""

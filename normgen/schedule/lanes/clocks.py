@@ -25,11 +25,16 @@ from normgen.schedule.schedule import Schedule
 
 LATENCY_NS = 900.0  # from a load to its value under full load (H200, copies)
 LOOK_NS = 1200.0  # one exchange among the parts of a block, and what waits for it
+ALONE_NS = 200.0  # the end of a look of a thread that shares its rows with none
+INSTRUCTION_CLOCKS = 2.0  # from one instruction of a warp to its next, where few warps run
 ELEMENT_CLOCKS = 6.0  # of a warp's scheduler, for one element of each lane in one look
-ACCESS_CLOCKS = 8.0  # beside them, for one vector
+ACCESS_CLOCKS, SHARED_CLOCKS = 8.0, 14.0  # beside them, for one vector, and for one that waits in shared memory
+MOVING_REGISTERS = 5  # of a row, while a sum of exponentials moves its maximum
 # Of a register that holds stored elements, with what the compiler keeps beside it where all steps are unrolled
 # (NVRTC 13.0: softmax backward of 16 steps of 8 bf16 takes more than 255, layernorm backward of 16 of 4 twice 128).
 HELD, HELD_BESIDE_SUMS = 1.5, 3.0
+SHORT_LINE = 0.25  # of the time, for each half of a line that a part's threads leave out (softmax backward, H200)
+BLEND, ALONE_BLEND = 2.0, 1.5  # of these times: where an SM has one block, none loads while another one stores
 STATE_REGISTERS = 3  # of a row, in one look
 
 
@@ -43,13 +48,15 @@ class Work(NamedTuple):
     registers: int
     resident: int
     blocks: int
+    rounds: float
     bytes: float
 
     @property
     def us(self) -> float:
-        """The longest of these, blended; sums over rows come behind."""
+        """The longest of these, blended; sums over rows come behind. Measured ones lie within some 15 % (H200)."""
         parts = (self.memory_us, self.latency_us, self.issue_us)
-        return float(sum(part**3 for part in parts) ** (1 / 3)) + self.columns_us
+        blend = ALONE_BLEND if self.resident == 1 and self.rounds > 1 else BLEND
+        return float(sum(part**blend for part in parts) ** (1 / blend)) + self.columns_us
 
 
 def walks(problem: Problem, s: Schedule) -> int:
@@ -62,6 +69,7 @@ def expected_registers(problem: Problem, s: Schedule) -> int:
     """Of a thread, before the compiler says."""
     flight = 0 if s.hold is Hold.REGISTERS else (s.unroll or 1) * vector_registers(problem, s)
     values = s.vector * (STATE_REGISTERS + len(problem.elem_tensors))
+    values += s.vector * MOVING_REGISTERS if s.softmax is Softmax.ONLINE else 0
     held = held_registers(problem, s) * (HELD_BESIDE_SUMS if problem.sums_rows else HELD)
     return int(held + flight + values + OTHER_REGISTERS)
 
@@ -82,12 +90,14 @@ def touched(problem: Problem, s: Schedule) -> float:
     run = min(s.rows_per_block * s.vector, problem.col_stride) * size
     if run >= LINE_BYTES or problem.col_stride <= s.rows_per_block * s.vector:
         return 1.0
-    return math.ceil(run / SECTOR_BYTES) * SECTOR_BYTES / run * (1 + 0.04 * math.log2(LINE_BYTES / run))
+    return math.ceil(run / SECTOR_BYTES) * SECTOR_BYTES / run * (1 + SHORT_LINE * math.log2(LINE_BYTES / run))
 
 
 def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None, hot: bool = False) -> Work:
     """Figures for the busiest SM."""
-    need = registers or expected_registers(problem, s)
+    wanted = registers or expected_registers(problem, s)
+    limit = min(255, device.registers_per_sm // s.threads // max(1, s.blocks_per_sm) // 8 * 8)
+    need, spilled = min(wanted, limit), max(0, wanted - limit)
     warps, shared = s.threads // 32, expected_shared(problem, s)
     by_registers = device.registers_per_sm // (-(-need // 8) * 8 * 32 * max(1, warps))
     by_shared = device.shared_per_sm // (shared + 1024) if shared else device.blocks_per_sm
@@ -113,10 +123,13 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     tail = 1.0 if rounds == 1 else rounds * device.sm_count * running / tiles
     memory = (moved + again * share) / min(rate, most * 2) * max(1.0, min(1.25, tail))
     trips = math.ceil(steps / max(1, each))
-    block_us = (LATENCY_NS * (trips if s.hold is Hold.RELOAD else 1) * (1 + reread) + LOOK_NS * passes) / 1e3
-    latency = block_us * rounds
-    elements = problem.rows * problem.cols / s.vector
-    clocks = elements / 32 * (passes * (ELEMENT_CLOCKS * s.vector + ACCESS_CLOCKS) + problem.column_outputs * 14)
+    access = SHARED_CLOCKS if s.hold is Hold.SHARED else ACCESS_CLOCKS
+    vector_clocks = passes * (ELEMENT_CLOCKS * s.vector + access) + problem.column_outputs * 14 + 4 * spilled
+    look_ns = LOOK_NS if s.threads_per_row > 1 else ALONE_NS
+    walked_us = steps * vector_clocks * INSTRUCTION_CLOCKS / device.sm_clock_ghz / 1e3
+    block_us = (LATENCY_NS * (trips if s.hold is Hold.RELOAD else 1) * (1 + reread) + look_ns * passes) / 1e3
+    latency = (block_us + walked_us) * rounds
+    clocks = problem.rows * problem.cols / s.vector / 32 * vector_clocks
     issue = clocks / (busy * 4 * 0.65 * device.sm_clock_ghz * 1e3)
     sums = 2 * blocks * problem.column_outputs * problem.cols * 4 / rate + 1.8 if problem.column_outputs else 0.0
-    return Work(memory, latency, issue, sums, need, running, blocks, moved)
+    return Work(memory, latency, issue, sums, need, running, blocks, rounds, moved)

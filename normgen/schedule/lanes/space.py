@@ -9,6 +9,7 @@ from typing import Any
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.problem.problem import COPIED, Problem
+from normgen.program.ir import looks
 from normgen.program.rewrites.approximate import has_exponentials
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
@@ -23,6 +24,7 @@ from normgen.schedule.schedule import Schedule
 VECTORS = (1, 2, 4, 8)
 SLOTS = (4, 8, 16, 32, 64, 128, 256)
 THREADS = (128, 256, 512, 1024)
+OCCUPIED = 1024  # threads of an SM that registers are bound for, so that some load while others store
 FEW_THREADS = (32, 64)  # of rows of few columns, which no more threads share
 FEW_COLS = 16
 LONGEST_HELD = 64  # columns of a thread that are held, each with text of its own
@@ -36,6 +38,7 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
     slots = (WARP,) if problem.sums_rows else SLOTS
     walkers = (1, 2, 3, 4) if problem.sums_rows else (0,)
     approximate = problem_arithmetic(problem)
+    is_seen_once = looks(written_program(problem)) <= 1
     sizes = (*FEW_THREADS, *THREADS) if problem.cols < FEW_COLS else THREADS
     for vector, beside, threads, (hold, unroll) in itertools.product(VECTORS, slots, sizes, PLACES):
         found = Schedule(
@@ -51,10 +54,12 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
         if hold is Hold.REGISTERS and steps_of_part(problem, found) > LONGEST_HELD:
             continue
         if expected_registers(problem, found) > min(255, device.registers_per_sm // found.threads):
+            continue  # it would spill
+        if hold is Hold.SHARED and is_seen_once:
             continue
-        for persistent in walkers:
-            one = found.varied(persistent=persistent)
-            if refusal(problem, one, device) is None:
+        for persistent, bound in itertools.product(walkers, (0, OCCUPIED // found.threads)):
+            one = found.varied(persistent=persistent, blocks_per_sm=bound)
+            if bound != 1 and refusal(problem, one, device) is None:
                 yield one
 
 
