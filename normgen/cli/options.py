@@ -86,7 +86,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option(
             "--layout",
             multiple=True,
-            help="scale=column_major, packed, swizzled: how an output of groups lies in memory; w=cols_inner: a matrix.",
+            help="scale=column_major, packed, swizzled: how an output of groups lies; w=cols_inner: a matrix.",
         ),
         click.option("--size", multiple=True, help="inner=4096: the length of the axis that a product sums."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
