@@ -14,7 +14,7 @@ from importlib import resources
 
 _INCLUDE = re.compile(r'^#include "(\w+)\.cuh"\n', re.MULTILINE)
 _FUNCTION = re.compile(r"^__(?:device|host)__[^(\n]*?(\w+)\(", re.MULTILINE)
-_TYPE = re.compile(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)", re.MULTILINE)
+_TYPE = re.compile(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)\b(?!<)", re.MULTILINE)  # no specialisation
 
 
 @dataclass(frozen=True, kw_only=True)
