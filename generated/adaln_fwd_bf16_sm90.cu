@@ -36,7 +36,7 @@
 //               y, mean, rstd, x, scale, shift, rows, cols, rows_per_batch, eps, stream);
 #ifndef NORMGEN_ADALN_FWD_BF16_SM90_CU_
 #define NORMGEN_ADALN_FWD_BF16_SM90_CU_
-#define NORMGEN_ADALN_FWD_BF16_SM90_VERSION "0.1.0"
+#define NORMGEN_ADALN_FWD_BF16_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

@@ -47,7 +47,7 @@
 //               rstd, x, residual, weight, rows, cols, eps, stream);
 #ifndef NORMGEN_ADD_RMSNORM_FWD_BF16_H_OVER_RESIDUAL_Y_OVER_X_SM90_CU_
 #define NORMGEN_ADD_RMSNORM_FWD_BF16_H_OVER_RESIDUAL_Y_OVER_X_SM90_CU_
-#define NORMGEN_ADD_RMSNORM_FWD_BF16_H_OVER_RESIDUAL_Y_OVER_X_SM90_VERSION "0.1.0"
+#define NORMGEN_ADD_RMSNORM_FWD_BF16_H_OVER_RESIDUAL_Y_OVER_X_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

@@ -54,7 +54,7 @@
 //               loss, lse, x, label, grad_scale, rows, cols, ignore_index, label_smoothing, z_loss, stream);
 #ifndef NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_CU_
 #define NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_CU_
-#define NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_VERSION "0.1.0"
+#define NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

@@ -38,7 +38,7 @@
 //               y, mean, rstd, x, weight, bias, rows, cols, eps, stream);
 #ifndef NORMGEN_LAYERNORM_FWD_F32_SM90_CU_
 #define NORMGEN_LAYERNORM_FWD_F32_SM90_CU_
-#define NORMGEN_LAYERNORM_FWD_F32_SM90_VERSION "0.1.0"
+#define NORMGEN_LAYERNORM_FWD_F32_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

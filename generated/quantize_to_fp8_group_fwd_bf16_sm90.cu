@@ -42,7 +42,7 @@
 //               q, scale, x, rows, cols, amax_min, stream);
 #ifndef NORMGEN_QUANTIZE_TO_FP8_GROUP_FWD_BF16_SM90_CU_
 #define NORMGEN_QUANTIZE_TO_FP8_GROUP_FWD_BF16_SM90_CU_
-#define NORMGEN_QUANTIZE_TO_FP8_GROUP_FWD_BF16_SM90_VERSION "0.1.0"
+#define NORMGEN_QUANTIZE_TO_FP8_GROUP_FWD_BF16_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

@@ -37,7 +37,7 @@
 //               dx, dweight, dy, x, weight, rstd, rows, cols, workspace, stream);
 #ifndef NORMGEN_RMSNORM_BWD_F32_SM90_CU_
 #define NORMGEN_RMSNORM_BWD_F32_SM90_CU_
-#define NORMGEN_RMSNORM_BWD_F32_SM90_VERSION "0.1.0"
+#define NORMGEN_RMSNORM_BWD_F32_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

@@ -40,7 +40,7 @@
 //               q, x, weight, scale, rows, cols, eps, stream);
 #ifndef NORMGEN_RMSNORM_TO_FP8_FWD_BF16_SM90_CU_
 #define NORMGEN_RMSNORM_TO_FP8_FWD_BF16_SM90_CU_
-#define NORMGEN_RMSNORM_TO_FP8_FWD_BF16_SM90_VERSION "0.1.0"
+#define NORMGEN_RMSNORM_TO_FP8_FWD_BF16_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

@@ -35,7 +35,7 @@
 //               dx, dy, y, rows, cols, stream);
 #ifndef NORMGEN_SOFTMAX_BWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_BWD_F32_SM90_CU_
-#define NORMGEN_SOFTMAX_BWD_F32_SM90_VERSION "0.1.0"
+#define NORMGEN_SOFTMAX_BWD_F32_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

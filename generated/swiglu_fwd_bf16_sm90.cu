@@ -38,7 +38,7 @@
 //               y, gate, up, rows, cols, stream);
 #ifndef NORMGEN_SWIGLU_FWD_BF16_SM90_CU_
 #define NORMGEN_SWIGLU_FWD_BF16_SM90_CU_
-#define NORMGEN_SWIGLU_FWD_BF16_SM90_VERSION "0.1.0"
+#define NORMGEN_SWIGLU_FWD_BF16_SM90_VERSION "0.2.0"
 
 #ifndef __CUDACC__
 #error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"

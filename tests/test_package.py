@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -172,3 +173,12 @@ def test_the_installed_command_works_in_an_empty_folder(python: Path, tmp_path: 
     empty.mkdir()
     assert run(command, "--version", cwd=empty, **state) == f"normgen, version {normgen.__version__}\n"
     assert "__global__" in run(command, "show", "--cuda", "--shape", "8x96", cwd=empty, **state)
+
+
+def test_the_version_is_said_alike_and_the_changelog_begins_with_it() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert normgen.__version__ == version
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    titles = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    assert titles[0] in (f"## {version}", "## Unreleased")
+    assert f"## {version}" in titles

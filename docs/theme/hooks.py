@@ -6,6 +6,7 @@ repository leads to a page that shows it, so that the site is whole by itself; a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -27,7 +28,16 @@ PAGES = {  # of the repository -> of the site
     "examples/README.md": "examples.md",
 }
 ORIGINS = {site: repository for repository, site in PAGES.items()}
-LANGUAGES = {".py": "python", ".toml": "toml", ".cu": "cuda", ".cuh": "cuda", ".json": "json", ".c": "c", ".cpp": "cpp"}
+LANGUAGES = {
+    ".py": "python",
+    ".ipynb": "python",
+    ".toml": "toml",
+    ".cu": "cuda",
+    ".cuh": "cuda",
+    ".json": "json",
+    ".c": "c",
+    ".cpp": "cpp",
+}
 LINK = re.compile(r"(^```.*?^```$)|\]\(([^)\s#]+)(#[^)]*)?\)", re.DOTALL | re.MULTILINE)
 OUTSIDE = ("http://", "https://", "mailto:")
 
@@ -99,6 +109,13 @@ def _text(path: str) -> str:
     title = f"# {path}\n\n"
     if file.is_dir():
         return title + "\n".join(f"* `{one.name}`" for one in sorted(file.iterdir()) if not one.name.startswith("."))
-    fence = "`" * 5
+    fence, text = "`" * 5, file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":
+        text = "\n".join(_cell(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"])
     language = LANGUAGES.get(file.suffix, "text")
-    return f"{title}{fence}{language}\n{file.read_text(encoding='utf-8').rstrip()}\n{fence}\n"
+    return f"{title}{fence}{language}\n{text.rstrip()}\n{fence}\n"
+
+
+def _cell(kind: str, text: str) -> str:
+    """A cell of a notebook in a program: its words as comments."""
+    return f"{text}\n" if kind == "code" else "".join(f"# {line}\n" for line in text.splitlines())

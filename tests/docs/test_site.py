@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ from normgen.report.readme import ROOT
 from tests.browser import Visit, answered, needs_browser
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (pip install 'normgen[docs]')"
+    importlib.util.find_spec("material") is None,
+    reason="mkdocs-material is not installed (pip install 'normgen[docs]')",
 )
 WIDTHS = (400, 1600)
 # A page sends what its script found to the server.
@@ -41,15 +43,15 @@ for (const width of {widths}) {{
     document.body.append(frame);
     await new Promise((loaded) => frame.addEventListener("load", loaded, {{ once: true }}));
     const seen = frame.contentDocument, top = frame.contentWindow;
-    const texts = [...seen.querySelectorAll("[role=main] p, [role=main] code, [role=main] td")];
+    const texts = [...seen.querySelectorAll("article p, article code, article td")];
     const scrolls = (node) => !/visible|clip/.test(top.getComputedStyle(node).overflowX);
-    const inside = (node) => node.matches("[role=main]") ? false : scrolls(node) || inside(node.parentElement);
-    const free = [...seen.querySelectorAll("[role=main] *")].filter((node) => !inside(node.parentElement));
+    const inside = (node) => node.matches("article") ? false : scrolls(node) || inside(node.parentElement);
+    const free = [...seen.querySelectorAll("article *")].filter((node) => !inside(node.parentElement));
     found[`${{page}} at ${{width}}`] = {{
-      title: seen.querySelector("[role=main] h1")?.textContent ?? "",
+      title: seen.querySelector("article h1")?.textContent ?? "",
       beyond: Math.max(...free.map((node) => node.getBoundingClientRect().right)) - seen.documentElement.clientWidth,
       smallest: Math.min(...texts.map((node) => parseFloat(top.getComputedStyle(node).fontSize))),
-      unread: seen.querySelector("[role=main]").textContent.includes("```"),
+      unread: seen.querySelector("article").textContent.includes("```"),
       hosts: [...new Set(top.performance.getEntriesByType("resource").map((one) => new URL(one.name).host))],
     }};
     frame.remove();
@@ -135,6 +137,17 @@ def test_every_file_that_a_page_links_to_is_in_the_site(site: Site) -> None:
     assert (site.folder / "prices.svg").read_text().startswith("<svg")
 
 
+def test_no_page_takes_a_script_a_style_or_a_font_from_elsewhere(site: Site) -> None:
+    taken = re.compile(
+        r"""<(?:script|img|iframe)[^>]*?src=["']?(?:https?:)?//[^>]*>|<link[^>]*?href=["']?(?:https?:)?//[^>]*>"""
+    )
+    assert taken.search('<script src="https://example.invalid/a.js">')
+    for page in site.folder.rglob("*.html"):
+        assert not (found := taken.search(page.read_text())), f"{page.name}: {found and found[0]}"
+    for style in site.folder.rglob("*.css"):
+        assert "url(http" not in style.read_text(), style.name
+
+
 @needs_browser
 def test_pages_are_readable_at_400_and_1600_px_and_ask_no_other_host(site: Site, tmp_path: Path) -> None:
     seen = site.ask(LOOK.format(widths=json.dumps(WIDTHS), pages=json.dumps(site.pages)), tmp_path)
@@ -163,10 +176,11 @@ def test_an_error_a_request_and_a_wide_line_would_be_seen(site: Site, tmp_path: 
 
 @needs_browser
 def test_the_search_finds_a_knob(site: Site, tmp_path: Path) -> None:
-    script = """const asked = document.getElementById("mkdocs-search-query");
-      const found = () => [...document.querySelectorAll("#mkdocs-search-results article a")].map((one) => one.href);
+    script = """const asked = document.querySelector(".md-search__input");
+      const found = () => [...document.querySelectorAll("a.md-search-result__link")].map((one) => one.href);
       for (let i = 0; i < 100 && !found().length; i++) {
         asked.value = "welford";
+        asked.dispatchEvent(new Event("focus"));
         asked.dispatchEvent(new KeyboardEvent("keyup"));
         await new Promise((later) => setTimeout(later, 100));
       }

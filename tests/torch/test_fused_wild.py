@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ def test_the_list_has_enough_of_each_source_and_most_of_it_is_taken() -> None:
     assert len(REFUSED) + len(FORWARD) <= 0.1 * len(WILD)
 
 
+def test_the_page_counts_what_is_taken() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    both = len(WILD) - len(FORWARD) - len(REFUSED)
+    assert f"of {len(WILD)} functions of public models and losses" in page
+    assert f"{both} are taken in both directions and {len(FORWARD)} forward alone; {len(REFUSED)} are refused" in page
+
+
 @pytest.mark.parametrize("wild", [w for w in WILD if w.name not in {*REFUSED, *FORWARD}], ids=lambda w: w.name)
 def test_a_function_that_is_taken_has_the_results_and_the_gradients_of_itself(
     wild: Wild, device: str, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +120,7 @@ SIMPLE: dict[str, Any] = {
     "over an axis of rows": lambda x: x - x.mean(1, keepdim=True),
     "softmax of rows": lambda x: x.softmax(0),
     "softmax of another axis, and moved": lambda x: (x.softmax(1) * 2).permute(2, 0, 3, 1),
+    "the mean of parts": lambda x: torch.cat([x.exp(), x], -1).mean(-1),
     "over two axes": lambda x: F.layer_norm(x, (24, 24)),
     "apart": scaled_queries,
     "topk": lambda x: x.softmax(-1).topk(3, -1).values,
@@ -132,6 +141,14 @@ def test_views_parts_and_other_axes_are_taken(name: str) -> None:
     got, want = found
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradients(got, [x]), gradients(want, [x]), rtol=1e-4, atol=1e-5)
+
+
+def test_one_element_of_each_row_of_a_part_is_taken() -> None:
+    def function(x: Tensor, labels: Tensor) -> Tensor:
+        return x.chunk(2, -1)[0].log_softmax(-1).gather(-1, labels)
+
+    x, labels = torch.randn(4, 6, 24, 24), torch.randint(0, 12, (4, 6, 24, 1))
+    torch.testing.assert_close(ng.fused(function)(x, labels), function(x, labels))
 
 
 @pytest.mark.parametrize("wild", [w for w in WILD if w.name in FORWARD], ids=lambda w: w.name)

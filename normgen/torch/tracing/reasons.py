@@ -24,6 +24,7 @@ _LAST = "a row is the last axis: give another one as the last, x.movedim(1, -1),
 _OUTSIDE = "rows are multiplied by a matrix that is an argument, x @ w; another product stays outside"
 _WITHOUT = "call eval() first, or write a spec for normgen.torch.operator, where random numbers come from random(seed)"
 _MASK = "pass a mask, or what else has sizes of its own, as an argument"
+_BETWEEN = "leave it outside: fuse what stands before it and what stands behind it, each as a function of its own"
 
 PART_WRITTEN = "x[..] = .."
 OF_ROWS = "it is not rows times a matrix"
@@ -44,6 +45,7 @@ _BY_NAME = {
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "linear", "einsum", "scaled_dot_product_attention"), _OUTSIDE),
     **dict.fromkeys(("tril", "triu"), "compare numbers: torch.arange(cols) <= a number of each row; or pass the mask"),
     **dict.fromkeys(_NORMS, _LAST),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "logcumsumexp", "sort", "argsort", "flip", "roll"), _BETWEEN),
 }
 _BY_REASON = {
     OF_ROWS: _OUTSIDE,

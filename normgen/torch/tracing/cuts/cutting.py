@@ -19,7 +19,16 @@ from normgen.torch import drawing
 from normgen.torch.tracing.comparing import widened
 from normgen.torch.tracing.conditioning import Wide, moved_by_roundings
 from normgen.torch.tracing.cuts.layout import Layout
-from normgen.torch.tracing.cuts.pieces import REDUCTIONS, CannotCutError, Pieces, Step, shape_of
+from normgen.torch.tracing.cuts.pieces import (
+    REDUCTIONS,
+    RESHAPES,
+    SOFTMAXES,
+    CannotCutError,
+    Pieces,
+    Step,
+    bound,
+    shape_of,
+)
 from normgen.torch.tracing.reasons import CALLED, title
 from normgen.torch.tracing.recording import flat
 
@@ -28,7 +37,7 @@ aten = torch.ops.aten
 
 _MOST = 1 << 18  # elements of a tensor with which a cut is compared with its function, where it can be
 _SAME = 1e-7  # of the largest value, in float64
-_KEPT = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand")
+_KEPT = {*RESHAPES, "unsqueeze", "squeeze", "permute", "transpose", "t", "expand"}  # what rows have as it lies
 
 
 class Cut:
@@ -75,21 +84,18 @@ class Cut:
     def laid(self, leaf: Step, tensor: Tensor) -> Tensor:
         """[rows.., cols] of a tensor, [cols] and [] of one that is the same for all rows, or for all elements."""
         layout, sizes = self.layout, self.layout.axes.sizes
-        own = layout.axis_of(leaf)
-        if not own and leaf is not layout.main:
+        own, is_whole = layout.axis_of(leaf), leaf is layout.main
+        if not own and not is_whole:
             return tensor.reshape([1] * min(tensor.ndim, 1))
-        has_columns = bool(set(own) & set(layout.columns)) or leaf is layout.main
+        kept = [is_whole or bool({*run} & {*own}) for run in self.runs]
+        has_columns = is_whole or bool({*own} & {*layout.columns})
         every = [axis for run in self.runs for axis in run] + layout.columns * has_columns
+        full = {axis for run, keep in zip(self.runs, kept, strict=True) for axis in run if keep} | {*layout.columns}
         tensor = tensor.reshape([sizes[axis] for axis in own])
         tensor = tensor.permute([own.index(axis) for axis in every if axis in own])
-        is_whole = leaf is layout.main
         tensor = tensor.reshape([sizes[axis] if axis in own else 1 for axis in every])
-        kept = [set(run) <= set(own) or (is_whole or bool(set(run) & set(own))) for run in self.runs]
-        full = [sizes[a] if keep else 1 for run, keep in zip(self.runs, kept, strict=True) for a in run]
-        tensor = tensor.expand(full + [sizes[axis] for axis in layout.columns * has_columns])
-        rows = [n if keep else 1 for n, keep in zip(self.rows, kept, strict=True)]
-        if not any(kept):
-            return tensor.reshape([self.cols])
+        tensor = tensor.expand([sizes[axis] if axis in full else 1 for axis in every])
+        rows = [n if keep else 1 for n, keep in zip(self.rows, kept, strict=True)] if any(kept) else []
         return tensor.reshape([*rows, self.cols if has_columns else 1])
 
     def back(self, step: Step, tensor: Tensor) -> Tensor:
@@ -98,9 +104,8 @@ class Cut:
         every = [axis for run in self.runs for axis in run] + layout.columns
         lying = [axis for axis in every if axis in own]
         found = tensor.reshape([sizes[axis] for axis in lying]).permute([lying.index(axis) for axis in own])
-        runs = layout.runs[step]
         shape = shape_of(step)
-        ones = [n if layout.axes.base(run) else 1 for n, run in zip(shape, runs, strict=True)]
+        ones = [n if layout.axes.base(run) else 1 for n, run in zip(shape, layout.runs[step], strict=True)]
         return found.reshape(ones).expand(shape)
 
     # what runs
@@ -138,10 +143,7 @@ class Cut:
         return found[0] if len(found) == 1 else tuple(found)
 
     def _on_rows(self, step: Step, known: dict[Step, Any]) -> Any:
-        name, args = (
-            step.name,
-            torch.utils._pytree.tree_map(lambda a: known.get(a, a) if isinstance(a, Step) else a, step.args),
-        )
+        name, (args, named) = step.name, _filled(step, known)
         x = args[0]
         if name in _KEPT:
             return x
@@ -149,7 +151,7 @@ class Cut:
             return self._reduced(step, x)
         if name == "uniform_of":
             return step.op(x, args[1], [s for s in self.inside if s.name == name].index(step))
-        if name in ("_softmax", "_log_softmax"):
+        if name in SOFTMAXES:
             return step.op(x, -1, *args[2:])
         if name == "native_layer_norm":
             return step.op(x, [x.shape[-1]], *[_row(a) for a in args[2:4]], args[4])
@@ -166,26 +168,21 @@ class Cut:
             return (found.reshape([*x.shape[:-1], 1]) if args[3] == 0 else found), count
         if step.op is operator.getitem:
             return x[step.args[1]]
-        named = {k: known.get(v, v) if isinstance(v, Step) else v for k, v in step.kwargs.items()}
         return step.op(*args, **named)
 
     def _reduced(self, step: Step, x: Tensor) -> Any:
         run = set(self.layout.axes.base(self.layout.reduced[step]))
         if not run:
             return x
-        named = step.bound()
-        named.pop("self", None)
-        is_along = run == set(self.layout.columns)
-        if not is_along:
+        named = bound(step.op, step.args, step.kwargs) | {"self": x}
+        if run != set(self.layout.columns):
             kept = {"dtype": named["dtype"]} if named.get("dtype") is not None else {}
             return getattr(aten, step.name).default(x, **kept)
-        if "dim" not in named:
-            return step.op(x, **named)
-        named["dim"] = -1 if isinstance(named["dim"], int) else [-1]
+        if "dim" in named:
+            named |= {"dim": -1 if isinstance(named["dim"], int) else [-1]}
         if "keepdim" in named:
             named["keepdim"] = True
-        of = list(step.op._schema.arguments)
-        return step.op(x, *[named.pop(a.name) for a in of[1:] if not a.kwarg_only], **named)
+        return step.op(*[named.pop(a.name) for a in step.op._schema.arguments if not a.kwarg_only], **named)
 
     # a comparison
 
@@ -221,11 +218,8 @@ class Cut:
         for one, other, move in zip(ours, theirs, moved, strict=True):
             if one.shape != other.shape or not _are_close(one, other, move):
                 shapes = f"{list(one.shape)} and {list(other.shape)}" if one.shape != other.shape else "other values"
-                rule, hint = (
-                    f"the parts that {title} was cut into differ from it",
-                    "report it; until then, run it as it is",
-                )
-                raise VerificationError(rule, received=shapes, hint=hint)
+                rule = f"the parts that {title} was cut into differ from it"
+                raise VerificationError(rule, received=shapes, hint="report it; until then, run it as it is")
 
     @functools.cached_property
     def shape(self) -> tuple[Any, ...]:
@@ -241,16 +235,9 @@ class Cut:
             is_inside = step.place == "kernel" and step.name not in _KEPT
             sized = step.args if step.name != "native_group_norm" else (*step.given, *step.args[6:])
             named = (sized, tuple(step.kwargs.items())) if is_inside else step.given
-            along = {runs[a] for a in self.layout.axes.base(self.layout.reduced.get(step, []))}
-            lines.append(
-                (
-                    *sorted(along),
-                    str(step.op),
-                    step.place,
-                    str(torch.utils._pytree.tree_map(said, named)),
-                    step.constant,
-                )
-            )
+            along = sorted({runs[a] for a in self.layout.axes.base(self.layout.reduced.get(step, []))})
+            said_of = str(torch.utils._pytree.tree_map(said, named))
+            lines.append((*along, str(step.op), step.place, said_of, step.constant))
         axes = {leaf: sorted({runs[a] for a in self.layout.axis_of(leaf)}) for leaf in self.leaves}
         leaves = [(places[leaf], str(leaf.val.dtype), *axes[leaf]) for leaf in self.leaves]
         return (*lines, *leaves, len(self.runs), places[self.layout.main])
@@ -321,14 +308,15 @@ def smaller(call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence
     return cut
 
 
-def _run(step: Step, known: dict[Step, Any]) -> Any:
-    def of(given: Any) -> Any:
-        return known[given] if isinstance(given, Step) else given
+def _filled(step: Step, known: dict[Step, Any]) -> Any:
+    """Arguments and options of a step, with the values that it takes."""
+    return torch.utils._pytree.tree_map(lambda a: known[a] if isinstance(a, Step) else a, (step.args, step.kwargs))
 
-    args, kwargs = (torch.utils._pytree.tree_map(of, x) for x in (step.args, step.kwargs))
-    if "device" in kwargs and kwargs["device"] is not None:
-        first = next((t for t in known.values() if isinstance(t, torch.Tensor)), None)
-        kwargs["device"] = kwargs["device"] if first is None else first.device
+
+def _run(step: Step, known: dict[Step, Any]) -> Any:
+    args, kwargs = _filled(step, known)
+    if kwargs.get("device") is not None:
+        kwargs["device"] = next((t.device for t in known.values() if isinstance(t, torch.Tensor)), kwargs["device"])
     return step.op(*args, **kwargs)
 
 
@@ -358,9 +346,7 @@ def _name_of(leaf: Step, arguments: Sequence[Step], names: Sequence[str]) -> str
 def _like(value: Tensor, generator: Any, cols: int) -> Tensor:
     if not value.is_floating_point():
         below = 2 if value.dtype is torch.bool else cols
-        return torch.randint(0, below, value.shape, generator=generator, dtype=torch.int64, device="cpu").to(
-            value.dtype
-        )
+        return torch.randint(0, below, value.shape, generator=generator, device="cpu").to(value.dtype)
     return torch.randn(value.shape, generator=generator, dtype=torch.float64, device="cpu")
 
 

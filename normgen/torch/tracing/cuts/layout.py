@@ -10,10 +10,20 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from normgen.torch.tracing.cuts.pieces import REDUCTIONS, CannotCutError, Step, dims_of, is_pointwise, shape_of
+from normgen.torch.tracing.cuts.pieces import (
+    REDUCTIONS,
+    RESHAPES,
+    SOFTMAXES,
+    CannotCutError,
+    Step,
+    bound,
+    dims_of,
+    is_pointwise,
+    places_of,
+    shape_of,
+)
 
 Runs = list[list[int]]  # of each dimension: its axes
-_AS_THEY_ARE = ("_softmax", "_log_softmax")
 
 
 @dataclass
@@ -104,13 +114,10 @@ class Layout:
 
     def of(self, step: Step) -> Runs:
         name, given = step.name, step.given
-        if step.constant is not None:
-            return [[] for _ in step.val.shape]
         first = self.runs[given[0]]
         if step.op is operator.getitem:
-            is_of_rows = given[0].name in ("native_layer_norm", "native_group_norm", "_fused_rms_norm") and step.args[1]
-            if is_of_rows:
-                raise CannotCutError
+            if step.args[1] and given[0].name in ("native_layer_norm", "native_group_norm", "_fused_rms_norm"):
+                raise CannotCutError  # a value of rows
             return first
         if is_pointwise(step.op):
             found: Runs = []
@@ -123,43 +130,23 @@ class Layout:
                         here = one[-place]
                 found.insert(0, here)
             return found
-        if name in ("unsqueeze", "squeeze", "expand"):
-            return self.resized(step, first)
-        if name == "permute":
-            return [first[d] for d in step.args[1]]
-        if name in ("transpose", "t"):
-            one, other = (0, -1) if name == "t" else step.args[1:3]
-            found = list(first)
-            found[one], found[other] = found[other], found[one]
-            return found
-        if name in ("view", "reshape", "_unsafe_view"):
-            if any(not run and size > 1 for run, size in zip(first, shape_of(given[0]), strict=True)):
-                raise CannotCutError
+        if name == "expand":
+            return [[]] * (step.val.ndim - len(first)) + first
+        shape = shape_of(step.args[0])
+        if name in RESHAPES:
+            _refuse_repeated(first, shape)
             return self.axes.viewed([axis for run in first for axis in run], list(step.val.shape))
+        places = places_of(step.op, step.args, step.kwargs)
+        if name in {*REDUCTIONS, *SOFTMAXES}:
+            dims = sorted(dims_of(bound(step.op, step.args, step.kwargs), len(shape)))
+            _refuse_repeated([first[d] for d in dims], [shape[d] for d in dims])
+            self.reduced[step] = [axis for d in dims for axis in first[d]]
+            return first if name in SOFTMAXES else [[] if d is None else first[d] for d in places]
+        if places or name == "squeeze":
+            return [[] if d is None else first[d] for d in places]
         return self.of_rows(step, name, first)
 
-    def resized(self, step: Step, first: Runs) -> Runs:
-        shape, given = list(step.val.shape), list(first)
-        if step.name == "unsqueeze":
-            given.insert(step.args[1] % len(shape), [])
-            return given
-        if step.name == "expand":
-            return [[]] * (len(shape) - len(given)) + given
-        sizes = shape_of(step.args[0])
-        dims = step.args[1:] or (range(len(sizes)),)
-        places = {d % len(sizes) for d in ([dims[0]] if isinstance(dims[0], int) else dims[0])}
-        return [run for i, run in enumerate(given) if i not in places or sizes[i] != 1]
-
     def of_rows(self, step: Step, name: str, first: Runs) -> Runs:
-        if name in REDUCTIONS:
-            dims, keeps = dims_of(step)
-            if any(not first[d] and size > 1 for d, size in enumerate(shape_of(step.args[0])) if d in dims):
-                raise CannotCutError  # a value that is repeated, which rows have once
-            self.reduced[step] = [axis for d in sorted(dims) for axis in first[d]]
-            return [[] if d in dims else run for d, run in enumerate(first) if d not in dims or keeps]
-        if name in _AS_THEY_ARE:
-            self.reduced[step] = first[step.args[1]]
-            return first
         if name in ("native_layer_norm", "_fused_rms_norm"):
             count = len(step.args[1])
             self.reduced[step] = [axis for run in first[-count:] for axis in run]
@@ -168,12 +155,11 @@ class Layout:
                     self.axes.joined(one, more)
             return first
         if name == "native_group_norm":
-            groups = step.args[6]
-            channels = self.axes.base(first[1])
-            head, *rest = self.axes.viewed(channels, [groups, shape_of(step.args[0])[1] // groups])
-            self.reduced[step] = [*rest[0], *(axis for run in first[2:] for axis in run)]
+            groups, channels = step.args[6], shape_of(step.args[0])[1]
+            head, rest = self.axes.viewed(self.axes.base(first[1]), [groups, channels // groups])
+            self.reduced[step] = [*rest, *(axis for run in first[2:] for axis in run)]
             for other in step.given[1:]:
-                self.axes.joined([*head, *rest[0]], self.runs[other][0])
+                self.axes.joined([*head, *rest], self.runs[other][0])
             return first
         if name == "gather":
             dim = step.args[1] % len(first)
@@ -223,3 +209,9 @@ class Layout:
         if not floats:
             raise CannotCutError
         return max(floats, key=lambda leaf: (len(self.axis_of(leaf)), leaf.val.numel()))
+
+
+def _refuse_repeated(runs: Runs, sizes: Sequence[int]) -> None:
+    """Raise CannotCutError for a value that is repeated, which rows have once."""
+    if any(not run and size > 1 for run, size in zip(runs, sizes, strict=True)):
+        raise CannotCutError

@@ -7,6 +7,8 @@ computed value is computed of parts, and parts that are put together stay apart 
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,23 +16,26 @@ from typing import Any
 
 import torch
 
-from normgen.torch.tracing.reasons import called
-
 aten = torch.ops.aten
 Node = Any  # of a torch.fx.Graph
 
 _SAME = {"_to_copy", "detach", "clone", "contiguous", "alias", "lift_fresh_copy"}
-_VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand", "alias"}
+RESHAPES = {"view", "reshape", "_unsafe_view"}
+_VIEWS = {*RESHAPES, "unsqueeze", "squeeze", "permute", "transpose", "t", "expand", "alias"}
 _PARTS = {"slice", "select", "split", "split_with_sizes", "unbind", "chunk"}
 _MOVES = {*_VIEWS, *_PARTS, "cat", "stack", "clone", "contiguous", "constant_pad_nd", "flip", "roll", "lift_fresh_copy"}
 _BEHIND = {"topk"}
 _MADE = {"full": 1, "scalar_tensor": 0, "zeros": None, "ones": None}
-_LIKE = {"full_like": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "new_full": 2}
+_LIKE = dict.fromkeys(("full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"), aten.full.default)
+_LIKE |= dict.fromkeys(("empty_like", "new_empty"), aten.empty.memory_format)
+_LIKE |= {"rand_like": aten.rand.default, "randn_like": aten.randn.default}
 REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "var_mean", "any", "all"}
 REDUCTIONS |= {"logsumexp", "linalg_vector_norm"}
-_OF_PARTS: dict[str, Callable[[Any, Any], Any]] = {
-    **{"sum": aten.add.Tensor, "mean": aten.add.Tensor, "amax": aten.maximum.default, "max": aten.maximum.default},
-    **{"amin": aten.minimum.default, "min": aten.minimum.default},
+SOFTMAXES = {"_softmax", "_log_softmax"}
+_OF_PARTS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {  # how each part is reduced, and what joins two
+    **dict.fromkeys(("sum", "mean"), (aten.sum.dim_IntList, aten.add.Tensor)),
+    **dict.fromkeys(("amax", "max"), (aten.amax.default, aten.maximum.default)),
+    **dict.fromkeys(("amin", "min"), (aten.amin.default, aten.minimum.default)),
 }
 
 
@@ -54,14 +59,11 @@ class Step:
 
     @property
     def name(self) -> str:
-        return "getitem" if self.op is operator.getitem else str(self.op.overloadpacket.__name__) if self.op else ""
+        return name_of(self.op) if self.op else ""
 
     @property
     def given(self) -> list[Step]:
         return [a for a in torch.utils._pytree.tree_leaves((self.args, self.kwargs)) if isinstance(a, Step)]
-
-    def bound(self) -> dict[str, Any]:
-        return bound(self.op, self.args, self.kwargs)
 
 
 @dataclass(eq=False)
@@ -72,10 +74,12 @@ class Parts:
     parts: list[Step]
 
     @property
-    def shape(self) -> list[int]:
-        found = list(self.parts[0].val.shape)
-        found[self.dim] = sum(part.val.shape[self.dim] for part in self.parts)
-        return found
+    def ends(self) -> list[int]:
+        return [*itertools.accumulate(shape_of(part)[self.dim] for part in self.parts)]
+
+
+def name_of(op: Any) -> str:
+    return "getitem" if op is operator.getitem else str(op.overloadpacket.__name__)
 
 
 def bound(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -88,22 +92,43 @@ def bound(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any
 def is_pointwise(op: Any) -> bool:
     if op is operator.getitem or op is None:
         return False
-    return torch.Tag.pointwise in op.tags or op.overloadpacket.__name__ in {*_SAME, "masked_fill", "uniform_of"}
-
-
-def dims_of(step: Step) -> tuple[set[int], bool]:
-    """The dimensions that a reduction goes along, all of those of its tensor without any, and whether it keeps them."""
-    named, count = step.bound(), len(shape_of(step.args[0]))
-    dim = named.get("dim")
-    dims = [dim] if isinstance(dim, int) else dim or range(count)
-    return {d % count for d in dims} if count else set(), bool(named.get("keepdim", False))
+    return torch.Tag.pointwise in op.tags or name_of(op) in {*_SAME, "masked_fill", "uniform_of"}
 
 
 def shape_of(value: Any) -> list[int]:
     if isinstance(value, Parts):
-        return value.shape
-    found = value.val[0] if isinstance(value.val, tuple | list) else value.val
-    return list(found.shape)
+        found = shape_of(value.parts[0])
+        found[value.dim] = value.ends[-1]
+        return found
+    return list((value.val[0] if isinstance(value.val, tuple | list) else value.val).shape)
+
+
+def dims_of(named: dict[str, Any], count: int) -> set[int]:
+    """The dimensions that an operation goes along: all of those of its tensor, if it says none."""
+    dim = named.get("dim")
+    return {d % count for d in ([dim] if isinstance(dim, int) else dim or range(count))}
+
+
+def places_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int | None]:
+    """Of each dimension of a result: which of the first tensor's it is; None: none of these. [] of other operations."""
+    name, shape = name_of(op), shape_of(args[0])
+    count, places = len(shape), [*range(len(shape))]
+    if name == "permute":
+        return [d % count for d in args[1]]
+    if name in ("transpose", "t"):
+        one, other = args[1:3] if name == "transpose" else (0, -1)
+        places[one], places[other] = places[other], places[one]
+        return [*places]
+    if name == "unsqueeze":
+        at = args[1] % (count + 1)
+        return [*places[:at], None, *places[at:]]
+    if name not in {"squeeze", *SOFTMAXES, *REDUCTIONS}:
+        return []
+    named = bound(op, args, kwargs)
+    dims, keeps = dims_of(named, count), named.get("keepdim", name in SOFTMAXES)
+    if name == "squeeze":
+        return [d for d in places if d not in dims or shape[d] != 1]
+    return [None if d in dims else d for d in places if keeps or d not in dims]
 
 
 @dataclass
@@ -147,7 +172,7 @@ class Pieces:
         # What follows from whole numbers alone, as a mask of padding does, has no gradient, and is small.
         step.is_whole = bool(given) and all(g.is_whole for g in given) and _count(step) <= self.few
         is_made = step.is_free or (step.is_whole and is_pointwise(op))
-        is_moved = places <= {"front"} and (step.name in _MOVES or op is operator.getitem or is_made)
+        is_moved = places <= {"front"} and (step.name in {*_MOVES, "getitem"} or is_made)
         step.place = place or ("behind" if "behind" in places else "front" if is_moved else "kernel")
         if step.place == "behind" and step.name not in {*_MOVES, *_BEHIND, "getitem"} and _count(step) > self.few:
             raise CannotCutError  # torch would compute there what is a kernel's
@@ -158,39 +183,31 @@ class Pieces:
         return step
 
     def applied(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: Node) -> Any:
-        if op is operator.getitem:
-            given, at = args
-            return given[at] if isinstance(given, tuple) else self.made(op, args, {}, node)
-        if not isinstance(op, torch._ops.OpOverload):
+        if op is operator.getitem and isinstance(args[0], tuple):
+            return args[0][args[1]]
+        if op is not operator.getitem and not isinstance(op, torch._ops.OpOverload):
             raise CannotCutError
-        name = called(node) if op is node.target else op.overloadpacket.__name__
+        name = name_of(op)
         if name in _LIKE:
-            val = node.meta["val"]
-            value = args[_LIKE[name]] if "full" in name else _LIKE[name]
-            return self.made(
-                aten.full.default, (list(val.shape), value), {"dtype": val.dtype, "device": val.device}, node
-            )
-        if name in ("empty_like", "new_empty", "rand_like", "randn_like"):
-            val = node.meta["val"]
-            of = {"rand_like": aten.rand.default, "randn_like": aten.randn.default}.get(name, aten.empty.memory_format)
-            return self.made(of, (list(val.shape),), {"dtype": val.dtype, "device": val.device}, node)
-        if name in ("_softmax", "_log_softmax"):
+            val, value = node.meta["val"], args[-1] if "full" in name else int("ones" in name)
+            sized = (list(val.shape), value) if _LIKE[name] is aten.full.default else (list(val.shape),)
+            return self.made(_LIKE[name], sized, {"dtype": val.dtype, "device": val.device}, node)
+        if name in SOFTMAXES:
             args = [self.unshifted(args[0], args[1]), *args[1:]]
         flat = torch.utils._pytree.tree_leaves((args, kwargs))
-        if any(isinstance(a, Parts) for a in flat):
-            return self.of_parts(op, name, list(args), kwargs, node)
-        given = [a for a in flat if isinstance(a, Step)]
-        places = {g.place for g in given}
-        if name in _PARTS and "kernel" in places:
+        places = {a.place for a in flat if isinstance(a, Step)}
+        is_parted = any(isinstance(a, Parts) for a in flat)
+        if name in _PARTS and (is_parted or "kernel" in places):
             return self.cut(name, args[0], bound(op, args, kwargs), node)
-        if name in ("cat", "stack") and "kernel" in places and "behind" not in places:
+        if name in ("cat", "stack") and (is_parted or ("kernel" in places and "behind" not in places)):
             return self.together(name, args[0], bound(op, args, kwargs)["dim"], node)
+        if is_parted:
+            return self.of_parts(op, name, args, kwargs, node)
         return self.made(op, args, kwargs, node, "behind" if name in _BEHIND and places else "")
 
     def unshifted(self, value: Any, dim: int) -> Any:
         """Without what its author takes from each row, as its largest: a softmax is the same, and has a gradient."""
         parts = value.parts if isinstance(value, Parts) else [value]
-        dim %= len(shape_of(value))
         if not all(p.op is aten.sub.Tensor and len(p.args) == 2 and not p.kwargs for p in parts):
             return value
         rows, shifts = [p.args[0] for p in parts], {p.args[1] for p in parts}
@@ -206,16 +223,15 @@ class Pieces:
         dim = named["dim"] % len(shape_of(given))
         size = shape_of(given)[dim]
         if name == "slice":
-            start, end = named["start"] or 0, size if named["end"] is None else named["end"]
-            start, end = (max(0, v + size if v < 0 else min(v, size)) for v in (start, end))
-            return self.part(given, dim, start, end, named["step"])
+            taken = range(size)[named["start"] : named["end"]]
+            return self.part(given, dim, taken.start, taken.stop, named["step"])
         if name in ("select", "unbind"):
             places = [named["index"] % size] if name == "select" else range(size)
             ones = [self.squeezed(self.part(given, dim, i, i + 1), dim, node) for i in places]
             return ones[0] if name == "select" else tuple(ones)
         each: Any = named.get("split_size", named.get("split_sizes"))
         lengths = each if isinstance(each, list | tuple) else [min(each, size - i) for i in range(0, size, each)]
-        ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+        ends = itertools.accumulate(lengths)
         return tuple(self.part(given, dim, end - n, end) for n, end in zip(lengths, ends, strict=True))
 
     def squeezed(self, value: Any, dim: int, node: Node) -> Any:
@@ -223,61 +239,46 @@ class Pieces:
 
     def part(self, value: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
         """The elements from `start` to `end` along a dimension: of a computed value, computed of the parts."""
-        size = shape_of(value)[dim]
-        if (start, end, step) == (0, size, 1):
+        if (start, end, step) == (0, shape_of(value)[dim], 1):
             return value
         key = (id(value), dim, start, end, step)
         if key not in self.parts:
             self.parts[key] = self.part_of(value, dim, start, end, step)
         return self.parts[key]
 
-    def part_of(self, value: Any, dim: int, start: int, end: int, step: int) -> Any:
-        def of(given: Any, at: int = dim) -> Any:
-            return self.part(given, at, start, end, step)
-
+    def part_of(self, value: Any, dim: int, *taken: int) -> Any:
         if isinstance(value, Parts):
             if value.dim != dim:
-                return Parts(value.dim, [of(part) for part in value.parts])
-            found, first = [], 0
-            for part in value.parts:
-                last = first + part.val.shape[dim]
+                return Parts(value.dim, [self.part(one, dim, *taken) for one in value.parts])
+            start, end, step = taken
+            found = []
+            for first, last, one in zip((0, *value.ends), value.ends, value.parts, strict=False):
                 if start < last and first < end:
-                    if step != 1:
-                        raise CannotCutError
-                    found.append(self.part(part, dim, max(start - first, 0), min(end, last) - first))
-                first = last
+                    found.append(self.part(one, dim, max(start - first, 0), min(end, last) - first))
+            if step != 1:
+                raise CannotCutError
             return found[0] if len(found) == 1 else Parts(dim, found)
         if value.place != "kernel":
-            return self.made(aten.slice.Tensor, (value, dim, start, end, step), {}, value.node)
-        named, name = ({} if value.op is operator.getitem else value.bound()), value.name
-        count = value.val.ndim if isinstance(value.val, torch.Tensor) else 0
+            return self.made(aten.slice.Tensor, (value, dim, *taken), {}, value.node)
         if is_pointwise(value.op):
+            args, kwargs = self.along(value, value.val.ndim - dim, *taken)
+            return self.applied(value.op, args, kwargs, value.node)
+        places = places_of(value.op, value.args, value.kwargs)
+        at = places[dim] if places else None
+        if at is None or not isinstance(value.val, torch.Tensor):
+            raise CannotCutError
+        given = self.part(value.args[0], at, *taken)
+        return self.applied(value.op, (given, *value.args[1:]), value.kwargs, value.node)
 
-            def aligned(given: Any) -> Any:
-                if not isinstance(given, Step):
-                    return given
-                at = dim - count + given.val.ndim
-                return given if at < 0 or given.val.shape[at] == 1 else of(given, at)
+    def along(self, of: Any, behind: int, *taken: int) -> tuple[Any, Any]:
+        """What an operation of elements takes for a part of its result: parts of its tensors, counted from the last."""
 
-            args = [aligned(a) for a in value.args]
-            return self.applied(value.op, args, {k: aligned(v) for k, v in value.kwargs.items()}, value.node)
-        if name == "unsqueeze":
-            at = named["dim"] % count
-            return self.applied(value.op, (of(value.args[0], dim - (dim > at)), at), {}, value.node)
-        if name == "permute":
-            order = [d % count for d in named["dims"]]
-            return self.applied(value.op, (of(value.args[0], order[dim]), order), {}, value.node)
-        if name == "transpose":
-            one, other = named["dim0"] % count, named["dim1"] % count
-            at = {one: other, other: one}.get(dim, dim)
-            return self.applied(value.op, (of(value.args[0], at), one, other), {}, value.node)
-        if name in REDUCTIONS and name not in ("var_mean",) and isinstance(value.val, torch.Tensor):
-            dims, keeps = dims_of(value)
-            at = dim if keeps else [d for d in range(len(shape_of(value.args[0]))) if d not in dims][dim]
-            return self.applied(value.op, (of(value.args[0], at), *value.args[1:]), value.kwargs, value.node)
-        if name in ("_softmax", "_log_softmax") and named["dim"] % count != dim:
-            return self.applied(value.op, (of(value.args[0]), *value.args[1:]), value.kwargs, value.node)
-        raise CannotCutError
+        def aligned(given: Any) -> Any:
+            at = len(shape_of(given)) - behind if isinstance(given, Parts | Step) else -1
+            return given if at < 0 or shape_of(given)[at] == 1 else self.part(given, at, *taken)
+
+        args, kwargs = torch.utils._pytree.tree_map(aligned, (of.args, of.kwargs))
+        return args, kwargs
 
     # values in parts
 
@@ -296,119 +297,68 @@ class Pieces:
             return self.made(aten.cat.default, (value.parts, value.dim), {}, value.parts[0].node, "behind")
         return value
 
-    def of_parts(self, op: Any, name: str, args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
-        if name in _PARTS:
-            return self.cut(name, args[0], bound(op, args, kwargs), node)
-        if name in ("cat", "stack"):
-            return self.together(name, args[0], bound(op, args, kwargs)["dim"], node)
+    def of_parts(self, op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], node: Node) -> Any:
         if is_pointwise(op):
             return self.each(op, args, kwargs, node)
-        if not isinstance(args[0], Parts):
+        x, *rest = args
+        if not isinstance(x, Parts):
             raise CannotCutError
-        x = args[0]
-        count, dim = len(x.shape), x.dim
-
-        def to_each(at: int, *rest: Any) -> Parts:
+        shape = shape_of(x)
+        places = [x.dim] if name == "getitem" else places_of(op, args, kwargs)
+        if name == "squeeze":  # a part may be one of what the whole has several of
+            op, rest = aten.squeeze.dims, [[d for d in dims_of(bound(op, args, kwargs), len(shape)) if shape[d] == 1]]
+        if x.dim in places:
+            at = x.dim if name == "getitem" else places.index(x.dim)
             return Parts(at, [self.applied(op, (part, *rest), kwargs, node) for part in x.parts])
-
-        named = bound(op, args, kwargs)
-        if name == "unsqueeze":
-            at = named["dim"] % (count + 1)
-            return to_each(dim + (at <= dim), at)
-        if name == "squeeze":
-            at = named["dim"] % count
-            return x if x.shape[at] != 1 else to_each(dim - (at < dim), at)
-        if name == "permute":
-            order = [d % count for d in named["dims"]]
-            return to_each(order.index(dim), order)
-        if name == "transpose":
-            one, other = named["dim0"] % count, named["dim1"] % count
-            return to_each({one: other, other: one}.get(dim, dim), one, other)
-        if (
-            name in ("view", "reshape", "_unsafe_view")
-            and dim == count - 1
-            and named[_shape(op)][-1] in (-1, x.shape[-1])
-        ):
-            leading = named[_shape(op)][:-1]
+        if name in RESHAPES and x.dim == len(shape) - 1 and args[1][-1] in (-1, shape[-1]):
+            leading = args[1][:-1]
             parts = [self.applied(op, (p, [*leading, p.val.shape[-1]]), {}, node) for p in x.parts]
             return Parts(len(leading), parts)
         if name in _VIEWS:
-            return self.made(op, (self.whole(x), *args[1:]), kwargs, node, "behind")
-        return self.reduced(op, name, x, args, kwargs, node)
+            return self.made(op, (self.whole(x), *rest), kwargs, node, "behind")
+        return self.reduced(name, x, bound(op, args, kwargs), node)
 
-    def each(self, op: Any, args: list[Any], kwargs: dict[str, Any], node: Node) -> Parts:
+    def each(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: Node) -> Parts:
         """An operation of elements, of each part."""
-        given = [a for a in (*args, *kwargs.values()) if isinstance(a, Parts | Step)]
-        count = max(len(shape_of(a)) for a in given)
-        parts = [a for a in given if isinstance(a, Parts)]
-        places = {a.dim + count - len(a.shape) for a in parts}
-        if len(places) != 1:
+        of = Step(op=op, args=tuple(args), kwargs=kwargs, val=None, node=node, place="kernel")
+        given = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, Parts | Step)]
+        count, parts = max(len(shape_of(a)) for a in given), [a for a in given if isinstance(a, Parts)]
+        behinds = {len(shape_of(a)) - a.dim for a in parts}
+        if len(behinds) != 1:
             raise CannotCutError
-        (dim,) = places
-        ends = sorted({end for a in parts for end in _ends(a)})
+        (behind,), ends = behinds, sorted({end for a in parts for end in a.ends})
+        pairs = zip((0, *ends), ends, strict=False)
+        return Parts(count - behind, [self.applied(op, *self.along(of, behind, *pair), node) for pair in pairs])
 
-        def aligned(given: Any, start: int, end: int) -> Any:
-            if not isinstance(given, Parts | Step):
-                return given
-            at = dim - count + len(shape_of(given))
-            return given if at < 0 or shape_of(given)[at] == 1 else self.part(given, at, start, end)
+    def reduced(self, name: str, x: Parts, named: dict[str, Any], node: Node) -> Any:
+        """What reduces values along the dimension of their parts."""
 
-        found = []
-        for start, end in zip((0, *ends), ends, strict=False):
-            taken = [aligned(a, start, end) for a in args]
-            named = {k: aligned(v, start, end) for k, v in kwargs.items()}
-            found.append(self.applied(op, taken, named, node))
-        return Parts(dim, found)
+        def run(op: Any, *given: Any) -> Any:
+            return self.applied(op, given, {}, node)
 
-    def reduced(self, op: Any, name: str, x: Parts, args: list[Any], kwargs: dict[str, Any], node: Node) -> Any:
-        def run(op: Any, *given: Any, **named: Any) -> Any:
-            return self.applied(op, given, named, node)
-
-        named, count, dim = bound(op, args, kwargs), len(x.shape), x.dim
-        along: Any = named.get("dim")
-        dims = [along] if isinstance(along, int) else along or []
-        if name in ("_softmax", "_log_softmax"):
-            if along % count != dim:
-                return Parts(dim, [run(op, part, *args[1:]) for part in x.parts])
-            shifted = run(aten.sub.Tensor, x, run(aten.detach.default, run(aten.amax.default, x, [dim], True)))
+        shape, dims = shape_of(x), sorted(dims_of(named, len(shape_of(x))))
+        if name in {*SOFTMAXES, "logsumexp"} and dims == [x.dim]:
+            top = run(aten.detach.default, run(aten.amax.default, x, dims, True))
+            shifted = run(aten.sub.Tensor, x, top)
             exps = run(aten.exp.default, shifted)
-            total = run(aten.sum.dim_IntList, exps, [dim], True)
+            total = run(aten.sum.dim_IntList, exps, dims, True)
             if name == "_softmax":
                 return run(aten.div.Tensor, exps, total)
-            return run(aten.sub.Tensor, shifted, run(aten.log.default, total))
-        if name == "logsumexp" and [d % count for d in dims] == [dim]:
-            top = run(aten.detach.default, run(aten.amax.default, x, [dim], True))
-            total = run(aten.sum.dim_IntList, run(aten.exp.default, run(aten.sub.Tensor, x, top)), [dim], True)
-            found = run(aten.add.Tensor, top, run(aten.log.default, total))
-            return found if named["keepdim"] else self.squeezed(found, dim, node)
-        if name in _OF_PARTS and len(args) > 1 and isinstance(op, torch._ops.OpOverload):
-            places = {d % count for d in dims}
-            if dim not in places:
-                keeps = named["keepdim"]
-                at = dim if keeps else dim - sum(p < dim for p in places)
-                return Parts(at, [run(op, part, *args[1:], **kwargs) for part in x.parts])
-            of = {"mean": aten.sum.dim_IntList, "max": aten.amax.default, "min": aten.amin.default}.get(name, op)
-            each = [run(of, part, [*places], named["keepdim"]) for part in x.parts]
-            found = each[0]
-            for one in each[1:]:
-                found = run(_OF_PARTS[name], found, one)
-            if name == "mean":
-                size = 1
-                for place in places:
-                    size *= x.shape[place]
-                found = run(aten.div.Scalar, found, size)
-            return (found, None) if name in ("max", "min") else found
-        raise CannotCutError
+            log = run(aten.log.default, total)
+            if name == "_log_softmax":
+                return run(aten.sub.Tensor, shifted, log)
+            found = run(aten.add.Tensor, top, log)
+            return found if named["keepdim"] else self.squeezed(found, x.dim, node)
+        if name not in _OF_PARTS:
+            raise CannotCutError
+        of, joined = _OF_PARTS[name]
+        found, *others = [run(of, part, dims, named.get("keepdim", False)) for part in x.parts]
+        for one in others:
+            found = run(joined, found, one)
+        if name == "mean":
+            found = run(aten.div.Scalar, found, math.prod(shape[d] for d in dims))
+        return (found, None) if name in ("max", "min") and "dim" in named else found
 
 
 def _count(step: Step) -> int:
     return step.val.numel() if isinstance(step.val, torch.Tensor) else 0
-
-
-def _shape(op: Any) -> str:
-    return "size" if any(a.name == "size" for a in op._schema.arguments) else "shape"
-
-
-def _ends(parts: Parts) -> list[int]:
-    lengths = [part.val.shape[parts.dim] for part in parts.parts]
-    return [sum(lengths[: i + 1]) for i in range(len(lengths))]
