@@ -215,7 +215,7 @@ def _judged(
         problem=problem,
         tensors=tuple(tally.verdict() for tally in tallies.values()),
         overrun=outputs.overrun() if isinstance(outputs, Outputs) else (),
-        padded=tuple(t.name for t in written if _has_padding(t, results[t.name][problem.rows :])),
+        padded=tuple(t.name for t in written if _has_padding(t, results[t.name], problem.rows)),
         rows_checked=rows_checked,
         seed=inputs.seed,
         families=tuple(names),
@@ -232,9 +232,9 @@ def by_line(array: Any, tensor: TensorUse) -> Any:
     return found.reshape(-1, found.shape[-1]) if tensor.kind.by_batch else found
 
 
-def _has_padding(tensor: TensorUse, behind: NDArray[Any]) -> bool:
+def _has_padding(tensor: TensorUse, stored: NDArray[Any], rows: int) -> bool:
     """Whether what memory has behind the last row is other than zeros."""
-    return tensor.layout is ScaleLayout.SWIZZLED and bool(np.ascontiguousarray(behind).view(np.uint8).any())
+    return tensor.layout is ScaleLayout.SWIZZLED and bool(np.ascontiguousarray(stored[rows:]).view(np.uint8).any())
 
 
 def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
