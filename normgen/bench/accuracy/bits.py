@@ -87,7 +87,7 @@ PAIRS = (
     Pair(spec="quack_quantize_to_mxfp8", peer="quack", function="to_mx"),
     Pair(spec="llama_rmsnorm", peer="liger", function="LigerRMSNormFunction", asked=_ALONE),
 )
-# Of presets that no pair calls: their libraries, by how the names begin. FlashInfer's and QuACK's kernels of four bits are
+# Of presets that no pair calls: their libraries, by how the names begin. FlashInfer's and QuACK's of four bits are
 # for sm_100.
 _UNCALLED = {
     "flashinfer": "flashinfer",
