@@ -960,12 +960,6 @@ CHANGES: tuple[Change, ...] = (
         ("rows = math.prod(shape[:axis]) * self.beside", "rows = math.prod(shape[:axis])"),
     ),
     *changes(
-        "torch/calls.py",
-        ("tests/torch/test_side_by_side.py",),
-        ("(pitch and stride != pitch)", "False"),
-        ("strides[place] != beside", "strides[place] < beside"),
-    ),
-    *changes(
         "verify/varied/effects.py",
         VARIED,
         ("<= bound + other.bound", "<= np.inf"),

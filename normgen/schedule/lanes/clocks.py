@@ -34,6 +34,7 @@ MOVING_REGISTERS = 5  # of a row, while a sum of exponentials moves its maximum
 # (NVRTC 13.0: softmax backward of 16 steps of 8 bf16 takes more than 255, layernorm backward of 16 of 4 twice 128).
 HELD, HELD_BESIDE_SUMS = 1.5, 3.0
 SHORT_LINE = 0.25  # of the time, for each half of a line that a part's threads leave out (softmax backward, H200)
+SPILL_CLOCKS = 4.0
 BLEND, ALONE_BLEND = 2.0, 1.5  # of these times: where an SM has one block, none loads while another one stores
 STATE_REGISTERS = 3  # of a row, in one look
 
@@ -63,6 +64,11 @@ def walks(problem: Problem, s: Schedule) -> int:
     """How often the columns are walked."""
     found = looks(written_program(problem))
     return max(1, found - 1 if s.softmax is Softmax.ONLINE or s.variance.looks_once else found)
+
+
+def register_limit(s: Schedule, device: Device) -> int:
+    """Registers of a thread that the launch bound leaves."""
+    return min(255, device.registers_per_sm // s.threads // max(1, s.blocks_per_sm) // 8 * 8)
 
 
 def expected_registers(problem: Problem, s: Schedule) -> int:
@@ -96,7 +102,7 @@ def touched(problem: Problem, s: Schedule) -> float:
 def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None, hot: bool = False) -> Work:
     """Figures for the busiest SM."""
     wanted = registers or expected_registers(problem, s)
-    limit = min(255, device.registers_per_sm // s.threads // max(1, s.blocks_per_sm) // 8 * 8)
+    limit = register_limit(s, device)
     need, spilled = min(wanted, limit), max(0, wanted - limit)
     warps, shared = s.threads // 32, expected_shared(problem, s)
     by_registers = device.registers_per_sm // (-(-need // 8) * 8 * 32 * max(1, warps))
@@ -124,7 +130,8 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     memory = (moved + again * share) / min(rate, most * 2) * max(1.0, min(1.25, tail))
     trips = math.ceil(steps / max(1, each))
     access = SHARED_CLOCKS if s.hold is Hold.SHARED else ACCESS_CLOCKS
-    vector_clocks = passes * (ELEMENT_CLOCKS * s.vector + access) + problem.column_outputs * 14 + 4 * spilled
+    vector_clocks = passes * (ELEMENT_CLOCKS * s.vector + access) + problem.column_outputs * 14
+    vector_clocks += SPILL_CLOCKS * spilled * passes / steps  # stored and loaded once a look
     look_ns = LOOK_NS if s.threads_per_row > 1 else ALONE_NS
     walked_us = steps * vector_clocks * INSTRUCTION_CLOCKS / device.sm_clock_ghz / 1e3
     block_us = (LATENCY_NS * (trips if s.hold is Hold.RELOAD else 1) * (1 + reread) + look_ns * passes) / 1e3

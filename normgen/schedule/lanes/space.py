@@ -14,7 +14,7 @@ from normgen.program.rewrites.approximate import has_exponentials
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.knobs import Arithmetic, Hold, Load, Softmax, Store, Variance
-from normgen.schedule.lanes.clocks import expected_registers, work
+from normgen.schedule.lanes.clocks import expected_registers, register_limit, work
 from normgen.schedule.lanes.plan import steps_of_part
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
@@ -24,6 +24,7 @@ from normgen.schedule.schedule import Schedule
 VECTORS = (1, 2, 4, 8)
 SLOTS = (4, 8, 16, 32, 64, 128, 256)
 THREADS = (128, 256, 512, 1024)
+SPARED = 1.3  # registers that are expected, for each that a default's bound leaves: the compiler does with as few
 OCCUPIED = 1024  # threads of an SM that registers are bound for, so that some load while others store
 FEW_THREADS = (32, 64)  # of rows of few columns, which no more threads share
 FEW_COLS = 16
@@ -53,7 +54,7 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
             continue
         if hold is Hold.REGISTERS and steps_of_part(problem, found) > LONGEST_HELD:
             continue
-        if expected_registers(problem, found) > min(255, device.registers_per_sm // found.threads):
+        if expected_registers(problem, found) > register_limit(found, device):
             continue  # it would spill
         if hold is Hold.SHARED and is_seen_once:
             continue
@@ -104,9 +105,10 @@ def default_of_lanes(problem: Problem, device: Device) -> Schedule:
         fitting = [v for v in variances if v is not Variance.GUARDED or base.hold is Hold.RELOAD]
         for variance in fitting or variances:
             found = base.varied(variance=variance, softmax=softmax)
+            fits = expected_registers(problem, found) <= SPARED * register_limit(found, device)
             is_legal = refusal(problem, found, device) is None and shows_in_float32(problem, found) is None
             rank = (work(problem, found, device).us, found.key, found)
-            if is_legal and (best is None or rank[:2] < best[:2]):
+            if fits and is_legal and (best is None or rank[:2] < best[:2]):
                 best = rank
     if best is None:
         raise NothingValidError("no schedule is legal for this problem", received=str(problem))
