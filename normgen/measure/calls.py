@@ -703,7 +703,8 @@ def finishing_loop(module: Module) -> tuple[int, int]:
 def _few_cols(problem: Problem, module: Module) -> int:
     """The columns of a call with more than 2^16 rows, all that a number of 16 bits counts; 0: there is none."""
     cols = min(_other_cols(problem, module), default=problem.cols)
-    is_apart = problem.sums_rows or problem.layout or problem.col_stride > 1 or module.kernels[0].launch.by_batch
+    launch = module.kernels[0].launch  # groups of blocks that wait for each other would walk all rows on the executor
+    is_apart = problem.sums_rows or problem.layout or problem.col_stride > 1 or launch.by_batch or launch.cooperates
     return 0 if is_apart or FAR_ROW * cols > MANY_ELEMENTS else cols
 
 

@@ -25,6 +25,9 @@ STEPS = 600  # some 100 of them are legal
 SAME_BITS = 0.2  # share of the backward problems that promise them
 STABLE = 0.3  # share of the problems whose parameters no kernel in front writes
 BY_COLUMN = 0.5  # share of the tensors of groups that are column-major
+# Blocks of the grid that share rows need more knobs at once than a step changes: a share of the walks comes to them.
+SHARED = 0.2
+TOGETHER: dict[str, Any] = {"persistent": 1, "cluster": 1, "rows_per_block": 1, "dependent_launch": "off"}
 IN_PLACE = 0.3  # share of those whose outputs take the place of inputs, where they may
 # The check finds kernels that use it wrong as they are, on rows of a large mean.
 LOSSY = Variance.SUM_OF_SQUARES
@@ -67,10 +70,13 @@ def draw_legal(rng: Random, device: Device = H200) -> Legal:
 
 
 def walk(problem: Problem, rng: Random, device: Device = H200) -> Schedule:
-    schedule = default_schedule(problem, device)
+    schedule, is_shared = default_schedule(problem, device), rng.random() < SHARED
     for _ in range(STEPS):
         changed = rng.sample(tuple(KNOBS), rng.randint(1, 4))
         point = replace(schedule, **{name: rng.choice(KNOBS[name].values) for name in changed})
+        if is_shared and rng.random() < SHARED:
+            threads, parts = rng.choice((32, 64, 96, 128)), rng.choice((2, 3, 4, 5, 7, 8, 12))
+            point = replace(point, **TOGETHER, reduce_with="shuffle", threads_per_row=threads, parts=parts)
         if point.variance != LOSSY and refusal(problem, point, device) is None:
             schedule = point
     return schedule

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen.cpu import find_compiler
+from normgen.program.source import problem_for
+from normgen.spec.reader import load
 from tests.fuzz import command, stages
 from tests.fuzz.command import run
 from tests.fuzz.faults import Faults, read_faults
+from tests.fuzz.schedules import walk
 from tests.fuzz.specs import Asked, draw
 from tests.fuzz.stages import Answer, Drawn, Step, answered, emitted
 from tests.samples import is_full
@@ -64,6 +67,13 @@ def test_a_step_hangs_by_what_it_computes_or_by_a_wait_without_end(monkeypatch: 
     assert answered(computes, asked, limit_s=0.1).state == "hang"
     monkeypatch.setattr(stages, "WAITS", 2)
     assert answered(waits, asked, limit_s=0.1).state == "hang"
+
+
+def test_random_legal_schedules_come_to_blocks_of_the_grid_that_share_rows() -> None:
+    softmax = problem_for(load("softmax"), shape="37x1024", dtype="f32")
+    found = [walk(softmax, Random(seed)).meets_in_memory for seed in range(10)]
+    assert any(found)
+    assert not all(found)
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

@@ -38,7 +38,8 @@ __device__ __forceinline__ State exchange_grid(
   return slots[kWarps];
 }
 
-// After an odd number of exchanges the counter's top bit is set: all blocks come once more, and the next call finds zero.
+// After an odd number of exchanges the counter's top bit is set: all blocks come once more, and the next call finds
+// zero.
 template <int kParts>
 __device__ __forceinline__ void leave_grid(unsigned* counter, int part, unsigned exchanges) {
   if (threadIdx.x == 0 && exchanges % 2 == 1) atomicAdd(counter, arrival<kParts>(part));

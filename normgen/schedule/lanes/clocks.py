@@ -122,7 +122,7 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     rate = device.dram_gb_per_s * 1e3 * (1.3 if hot else 1.0)
     # What is on its way: Little's law bounds an SM's rate by the bytes that its threads have asked for.
     each = steps if s.hold is not Hold.RELOAD else min(steps, s.unroll or steps)
-    vector_bytes = s.vector * problem.row_input_bytes
+    vector_bytes = s.vector * (problem.row_input_bytes or problem.dtype.bytes)  # without a row that is read: of a store
     flight = running * s.threads * min(each * vector_bytes, 192)
     busy = min(blocks, device.sm_count)
     most = busy * flight / LATENCY_NS * 1e3  # bytes a µs

@@ -113,7 +113,8 @@ NOT_VARIED = (
     "scalar that has no other value, and every value on which no element depended",
     "every number of columns: a kernel of fixed columns is checked at these, one of any columns at four lengths",
     "rows in number above columns where no formula names row numbers and the columns are more than 128; rows beyond "
-    "2^16 where the columns are more than 255, rows are summed, or scales lie column by column",
+    "2^16 where the columns are more than 255, rows are summed, scales lie column by column, or blocks of the grid "
+    "share rows",
     "an input exactly at a limit that depends on another tensor, or that it reaches through a reduction or a function",
     "a random number exactly at a constant of the formula",
     "ties between numbers of 8 bits where float32 does not hold what is stored",
