@@ -16,7 +16,6 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement
 from normgen.codegen.walk import UNROLL, each_element
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store
-from normgen.schedule.knobs import Hold
 from normgen.schedule.lanes.plan import LanePlan
 
 
@@ -31,7 +30,7 @@ class LaneLooks:
         """hold = shared: where the elements of each tensor wait."""
         found: list[Statement] = []
         start = "dynamic_shared()"
-        for load in self.plan.held if self.plan.schedule.hold is Hold.SHARED else ():
+        for load in self.plan.held if self.plan.in_shared else ():
             ctype = self.access.ctype(load.name)
             found.append(Let(f"{ctype}* const {load.name}_slots", f"reinterpret_cast<{ctype}*>({start})"))
             start = f"{load.name}_slots + kSteps * kThreads * kVector"
@@ -48,7 +47,7 @@ class LaneLooks:
         arrays: list[Statement] = []
         reads: list[Statement] = [self._at()]
         for load in plan.held:
-            if plan.schedule.hold is Hold.REGISTERS:
+            if plan.in_registers:
                 arrays.append(Do(f"{access.vec(load.name)} {load.name}_held[kSteps]"))
                 reads.append(Do(f"{load.name}_held[step] = {access.read_vector(load.name)}"))
             else:
@@ -150,14 +149,14 @@ class LaneLooks:
             rest = self._steps(name, body, first="kWholeSteps / kChunk * kChunk")
             return [Gap(), Comment(said), *self._chunks(look), *rest]
         # Of columns that are read again those that were read last may still be in L2.
-        from_last = look % 2 == 1 and plan.schedule.hold is Hold.RELOAD
+        from_last = look % 2 == 1 and not (plan.in_shared or plan.in_registers)
         return [Gap(), Comment(said), *self._steps(name, body, from_last=from_last)]
 
     def _vector(self, load: Load, *, is_last: bool) -> list[Statement]:
         """An element of each row, from where it waits."""
         held = load in self.plan.held
         read = self.access.read_vector(load.name, hinted=is_last or not self.plan.looks)
-        if held and self.plan.schedule.hold is Hold.REGISTERS:
+        if held and self.plan.in_registers:
             read = f"{load.name}_held[step]"
         elif held:
             read = f"read<kVector>({self.slot(load.name)})"

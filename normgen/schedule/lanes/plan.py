@@ -68,6 +68,16 @@ class LanePlan(Plan):
     """One kernel of rows side by side, decided."""
 
     @property
+    def in_registers(self) -> bool:
+        """Whether a thread's elements stay in its registers between the looks."""
+        return self.schedule.hold is Hold.REGISTERS
+
+    @property
+    def in_shared(self) -> bool:
+        """The same in shared memory."""
+        return self.schedule.hold is Hold.SHARED
+
+    @property
     def steps(self) -> int:
         return steps_of_part(self.problem, self.schedule)
 
