@@ -29,6 +29,7 @@ from normgen.device import target
 from normgen.errors import VerificationError
 from normgen.export import headers_of
 from normgen.export.proof import text_today
+from normgen.files.shipped import VERSION
 from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.program.ir import used_exprs
@@ -151,7 +152,9 @@ def header_of(problem: Problem, schedule: Schedule) -> str:
         created="2026-11-20T12:00:00Z",
     )
     try:
-        return "\n".join(header.text for header in headers_of([record], spec=problem.spec))
+        texts = [header.text for header in headers_of([record], spec=problem.spec)]
+        # The version of the package is no part of a kernel: a release changes no digest. It is taken as the first one.
+        return "\n".join(text.replace(f'_VERSION "{VERSION}"', '_VERSION "0.1.0"') for text in texts)
     except VerificationError as error:
         return str(error)
 
