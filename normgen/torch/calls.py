@@ -331,6 +331,8 @@ class SideBySide(Ready):
         super().__init__(made, uses, by_name, tensors)
         self._kernel, self._place = made, place
         self._first = next(i for i, is_elem in enumerate(self._is_matrix) if is_elem)
+        self._kinds = [(t.dtype, t.device) for t in self._given(tensors)]
+        self._lies = apart_of(self._given(tensors)[self._first])
         written = [use.kind.is_elem for use in uses.writes]
         self._moves = written
 
@@ -347,8 +349,9 @@ class SideBySide(Ready):
         )
 
     def repeated(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Any:
-        """Not of rows that lie otherwise: those have another kernel."""
-        if apart_of(self._given(tensors)[self._first]) is None:
+        """Not of rows that lie otherwise, nor of other dtypes: those have another kernel."""
+        given = self._given(tensors)
+        if apart_of(given[self._first]) != self._lies or [(t.dtype, t.device) for t in given] != self._kinds:
             return NotImplemented
         found = self(tensors, scalars)
         return found[0] if len(found) == 1 else found
@@ -356,7 +359,7 @@ class SideBySide(Ready):
     def _in_memory(self, tensor: Value) -> Value:
         """[.., cols, ..] in the order of memory; a copy of one that lies otherwise."""
         moved = tensor.movedim(-1, self._place)
-        return moved if apart_of(tensor) is not None else moved.contiguous()
+        return moved if apart_of(tensor) == self._lies else moved.contiguous()
 
 
 class Apart(Ready):

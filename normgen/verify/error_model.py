@@ -251,10 +251,11 @@ class Float32Error:
         if (unsure := b.may_be_0) is not None:
             found = unknown(found, np.isfinite(a.value) & unsure)
             found = unknown(found, np.broadcast_to(_unsure_infinity(a, b), value.shape))
+        share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
+        found = _divided_exactly(found, a, b).from_least(_least_of(a.least, b.least, share))
         if np.any(inverted := (size > 0) & (size < FLUSHED)):  # a kernel may multiply by 1 / b, which overflows
             found = unknown(found, np.broadcast_to(np.isfinite(a.value) & inverted, value.shape))
-        share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
-        return _divided_exactly(found, a, b).from_least(_least_of(a.least, b.least, share))
+        return found
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
         least = 0.0 if exponent % 2 == 0 else _least_of(base.least, 0.0, 0.0)
@@ -351,7 +352,8 @@ class Float32Error:
             found = Bounded(value, moved, least=dtype.least if dtype.rounds_up else -math.inf)
             if moved is None:
                 return found
-            is_known = moved == 0
+            # A code below the normal numbers of float32, as 2^-127 of f8e8m0, is 0 to what flushes them.
+            is_known = (moved == 0) & ((value == 0) | (np.abs(value) >= FLUSHED))
             return unknown(found, np.isinf(moved)).found_exactly(is_known if is_known.any() else None)
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         is_rounded = np.isfinite(value)

@@ -82,6 +82,8 @@ class BuiltForGpu:
         problem = inputs.problem
         buffers = {**inputs.buffers, **outputs.buffers}
         placed = {name: _upload(buffer, self.device) for name, buffer in buffers.items()}
+        if workspace is None:  # a call of its own has memory of its own
+            workspace = new_workspace(self.module, problem.rows, problem.batches)
         scratch = None if workspace is None else DeviceBuffer.of(workspace, device=self.device)
         stream = Stream(self.device)
         with OnDevice(self.device):

@@ -272,7 +272,8 @@ def test_any_leading_sizes_and_strides_are_taken(layout: str, device: str) -> No
     wide, scale = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     want = torch.nn.functional.rms_norm(wide, wide.shape[-1:], scale, 1e-5)
     exact = torch.autograd.grad(want, (wide, scale), by.double())
-    assert y.shape == x.shape and y.is_contiguous()  # noqa: PT018
+    assert y.shape == x.shape
+    assert y.is_contiguous() or y.stride() == x.stride()  # rows side by side stay so
     torch.testing.assert_close(y.double(), want, rtol=2**-7, atol=2**-12)
     for got, wanted in zip(gradients, exact, strict=True):
         largest = float(wanted.abs().max()) if wanted.numel() else 0.0
@@ -520,7 +521,7 @@ def test_an_eager_mean_on_a_gpu_is_a_kernel_its_finish_and_a_division() -> None:
     logits, labels = torch.randn(64, 1000, device="cuda"), torch.randint(0, 1000, (64,), device="cuda")
     for _ in range(2):
         ng.cross_entropy(logits, labels)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         ng.cross_entropy(logits, labels)
         torch.cuda.synchronize()
     kernels = [event.name for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]

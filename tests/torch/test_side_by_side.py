@@ -112,7 +112,7 @@ def test_a_second_input_that_lies_otherwise_is_copied_to_where_the_first_one_lie
         (torch.empty(4, 9, 5)[:, :6].movedim(1, -1), (1, 5)),
         (torch.empty(1, 6, 5).expand(4, 6, 5).movedim(1, -1), None),
     ],
-    ids=str,
+    ids=lambda given: str(list(given.stride())) if isinstance(given, torch.Tensor) else str(given),
 )
 def test_rows_are_side_by_side_where_the_sizes_behind_their_axis_lie_as_they_are_named(
     tensor: Tensor, found: tuple[int, int] | None
