@@ -18,7 +18,6 @@ import click
 
 from normgen.errors import UsageError
 from normgen.files.shipped import shipped
-from normgen.problem.problem import along_axis
 from normgen.records.place import Context, Setting
 from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S
 
@@ -182,6 +181,8 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     if len(sizes) < len(options["size"]):
         raise UsageError("--size names an axis once", received=" ".join(options["size"]))
     if options.get("axis") is not None and options["shape"]:
+        from normgen.problem.problem import along_axis  # loads numpy, which a tune's first step does without
+
         shape, col_stride = along_axis(options["shape"], options["axis"])
         sizes |= {"shape": "x".join(map(str, shape))} | ({"col_stride": col_stride} if col_stride != 1 else {})
     return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}

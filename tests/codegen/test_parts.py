@@ -69,7 +69,7 @@ def test_parts_need_neither_a_cluster_nor_its_architecture() -> None:
 @pytest.mark.parametrize(
     ("op", "knobs", "words"),
     [
-        ("softmax", {}, "cannot exchange"),
+        ("softmax", {}, "must be resident together"),
         ("swiglu", {"cluster": 2}, "a block's only one"),
         ("swiglu", {"threads_per_row": 16, "rows_per_block": 2}, "a block's only one"),
         ("swiglu", {"persistent": 2}, "reads its part of a row once"),

@@ -43,6 +43,8 @@ ELSEWHERE = {  # references in these modules of tests/codegen
     "dyt": "test_totals",
     "full_sum": "test_totals",
     "head_layernorm": "test_heads",
+    "qk_norm_rope": "test_rolls",
+    "qk_norm_rope_pairs": "test_rolls",
 }
 
 

@@ -230,7 +230,7 @@ def test_a_gradient_of_what_is_nowhere_finite_is_kept_and_cannot_be_proven() -> 
 def test_the_slopes_of_the_chain_rule_are_those_of_the_functions(name: str) -> None:
     """A proof takes its word where no step of a difference resolves the formula."""
     call = Float64(cols=1).call
-    count = {"maximum": 2, "minimum": 2, "clamp": 3}.get(name, 1)
+    count = {"maximum": 2, "minimum": 2, "**": 2, "clamp": 3}.get(name, 1)
     args = [np.array([0.7, 1.3, 2.9]), np.array([0.9, 1.1, 2.2]), np.array([1.2, 1.25, 3.4])][:count]
     slopes = derivative_proof._SLOPES[name](call(name, *args), *args)
     for i, slope in enumerate(slopes):
