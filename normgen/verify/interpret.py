@@ -414,7 +414,8 @@ class Evaluation(Generic[V]):
     def _scalar(self, node: ast.expr) -> V:
         """An exponent that is the same in every row and column."""
         found = self._walk(node)
-        if np.ndim(getattr(found, "value", found)):
+        shown: Any = found
+        if np.ndim(getattr(shown, "value", shown)):
             raise self._error("an exponent is made of numbers and scalars", received=ast.unparse(node))
         return found
 
