@@ -307,7 +307,7 @@ class Evaluation(Generic[V]):
             case ast.BinOp(left=left, op=ast.Pow(), right=right) if any(
                 isinstance(part, ast.Name) for part in ast.walk(right)
             ):
-                return do.call("**", self._walk(left), self._walk(right))
+                return do.call("**", self._walk(left), self._scalar(right))
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return do.power(self._walk(left), self._exponent(right))
             case ast.BinOp(left=left, op=ast.MatMult(), right=right):
@@ -410,6 +410,14 @@ class Evaluation(Generic[V]):
                     case ast.Div() if d and not c:
                         return a / d, b / d
         raise self._error("the k of roll(x, k) is made of numbers and cols", received=ast.unparse(node))
+
+    def _scalar(self, node: ast.expr) -> V:
+        """An exponent that is the same in every row and column."""
+        found = self._walk(node)
+        shown: Any = found
+        if np.ndim(getattr(shown, "value", shown)):
+            raise self._error("an exponent is made of numbers and scalars", received=ast.unparse(node))
+        return found
 
     def _exponent(self, node: ast.expr) -> float:
         match node:
