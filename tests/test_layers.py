@@ -59,6 +59,7 @@ LATE = {
     ("bench.accuracy.measure", "bench.peers.host"): "it imports torch, which is not always there",
     ("cli.bench_command", "torch.host_times"): "it imports torch, which is not always there",
     ("cli.bench_command", "torch.model_times"): "it imports torch, which is not always there",
+    ("cli.options", "problem.problem"): "it imports numpy, which what starts the processes of a tune does without",
     ("cli.tune.run", "suites.crew"): "it imports SQLAlchemy, a fifth of a tune's start, for suites alone",
 }
 MOST_FILES = 14  # of one folder
