@@ -346,7 +346,8 @@ def _name_of(leaf: Step, arguments: Sequence[Step], names: Sequence[str]) -> str
 def _like(value: Tensor, generator: Any, cols: int) -> Tensor:
     if not value.is_floating_point():
         below = 2 if value.dtype is torch.bool else cols
-        return torch.randint(0, below, value.shape, generator=generator, device="cpu").to(value.dtype)
+        drawn = torch.randint(0, below, value.shape, generator=generator, dtype=torch.int64, device="cpu")
+        return drawn.to(value.dtype)
     return torch.randn(value.shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
