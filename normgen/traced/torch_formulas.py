@@ -99,8 +99,9 @@ class TorchArithmetic:
 
     def cast(self, a: Tensor, dtype: DType) -> Tensor:
         if dtype.packed > 1:
-            numbers = torch.tensor([*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)], dtype=self.dtype)
-            return numbers.to(a.device)[four_bits.codes(a, torch.where, torch.signbit(a))]
+            every = [*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)]
+            numbers = torch.tensor(every, dtype=self.dtype, device=a.device)
+            return numbers[four_bits.codes(a, torch.where, torch.signbit(a))]
         return self.stored(a, dtype).to(self.dtype)
 
     def in_any_order(self, above: list[Tensor], below: list[Tensor], found: Tensor) -> Tensor:  # noqa: ARG002
