@@ -245,8 +245,8 @@ class Float32Error:
             ratio = np.where(off < 0.5, off / np.maximum(1 - off, 0.5), far)
             error = plus(error, grown * ratio)
         size = np.abs(b.value)
-        if np.any(inverted := size >= 1 / FLUSHED):  # 1 / b is subnormal: 0 to the hardware
-            error = plus(error, np.where(inverted & (size < np.inf), np.abs(a.value) * FLUSHED, 0.0))
+        if np.any(flushed := (size >= 1 / FLUSHED) & (size < np.inf)):  # 1 / b is subnormal: 0 to the hardware
+            error = plus(error, np.where(flushed, np.abs(a.value) * FLUSHED, 0.0))
         found = rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
         if (unsure := b.may_be_0) is not None:
             found = unknown(found, np.isfinite(a.value) & unsure)
@@ -255,7 +255,7 @@ class Float32Error:
         found = _divided_exactly(found, a, b).from_least(_least_of(a.least, b.least, share))
         if np.any(inverted := (size > 0) & (size < FLUSHED)):  # a kernel may multiply by 1 / b, which overflows
             found = unknown(found, np.broadcast_to(np.isfinite(a.value) & inverted, value.shape))
-        return found
+        return unknown(found, np.broadcast_to(np.isinf(a.value) & flushed, value.shape))  # inf x 0 is NaN
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
         least = 0.0 if exponent % 2 == 0 else _least_of(base.least, 0.0, 0.0)
