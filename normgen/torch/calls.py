@@ -225,7 +225,7 @@ class Calls(Forms):
             else self.function(form)
         )
         if apart and isinstance(made, Kernel):
-            return SideBySide(made, uses, self.by_name, tensors, place=apart[0])
+            return SideBySide(made, uses, self.by_name, tensors, lies=apart)
         return Ready(made, uses, self.by_name, tensors)
 
     def _kernels_of(self, form: Form) -> list[Form]:
@@ -316,7 +316,7 @@ class Ready:
 class SideBySide(Ready):
     """A kernel of rows whose elements lie apart, as of x.movedim(1, -1): results lie as the rows that are read.
 
-    place  of the axis of the columns among the sizes in memory
+    lies  where the axis of the columns is among the sizes in memory, and the elements from one column to the next
     """
 
     def __init__(
@@ -326,13 +326,11 @@ class SideBySide(Ready):
         by_name: Callable[[tuple[Any, ...]], dict[str, Any]],
         tensors: Sequence[Value | None],
         *,
-        place: int,
+        lies: tuple[int, int],
     ) -> None:
         super().__init__(made, uses, by_name, tensors)
-        self._kernel, self._place = made, place
-        self._first = next(i for i, is_elem in enumerate(self._is_matrix) if is_elem)
-        self._kinds = [(t.dtype, t.device) for t in self._given(tensors)]
-        self._lies = apart_of(self._given(tensors)[self._first])
+        self._kernel, self._lies, self._place = made, lies, lies[0]
+        self._kinds = self._kinds_of(self._given(tensors))
         written = [use.kind.is_elem for use in uses.writes]
         self._moves = written
 
@@ -351,10 +349,14 @@ class SideBySide(Ready):
     def repeated(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Any:
         """Not of rows that lie otherwise, nor of other dtypes: those have another kernel."""
         given = self._given(tensors)
-        if apart_of(given[self._first]) != self._lies or [(t.dtype, t.device) for t in given] != self._kinds:
+        if self._kinds_of(given) != self._kinds:
             return NotImplemented
         found = self(tensors, scalars)
         return found[0] if len(found) == 1 else found
+
+    def _kinds_of(self, given: Sequence[Value]) -> list[tuple[Any, ...]]:
+        pairs = zip(given, self._is_matrix, strict=True)
+        return [(t.dtype, t.device, apart_of(t) if is_elem else None) for t, is_elem in pairs]
 
     def _in_memory(self, tensor: Value) -> Value:
         """[.., cols, ..] in the order of memory; a copy of one that lies otherwise."""

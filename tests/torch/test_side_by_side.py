@@ -76,6 +76,18 @@ def test_a_norm_over_channels_has_the_gradients_of_its_parameters(made: list[Any
         assert torch.allclose(mine, yours, atol=1e-4)
 
 
+def test_a_gradient_that_lies_otherwise_than_the_rows_is_copied(made: list[Any]) -> None:
+    norm = Operator(load("rmsnorm")).function
+    x, weight = torch.randn(9, 40).T.requires_grad_(), torch.randn(9, requires_grad=True)
+    whole = torch.randn(9, 40).T
+    for dy in (whole[:1].expand(40, 9), whole[:, :1].expand(40, 9), whole, whole.contiguous()):
+        ours = torch.autograd.grad(norm(x, weight), (x, weight), dy)
+        theirs = torch.autograd.grad(torch.nn.functional.rms_norm(x, (9,), weight, 1e-6), (x, weight), dy)
+        for mine, yours in zip(ours, theirs, strict=True):
+            assert torch.allclose(mine, yours, atol=1e-4)
+    assert classes(made) == [ProgramClass.LANES] * 2
+
+
 def test_one_shape_in_two_layouts_has_two_kernels_and_each_call_takes_its_own(made: list[Any]) -> None:
     softmax = Operator(load("softmax")).function
     apart, beside = torch.randn(4, 6, 5).movedim(1, -1), torch.randn(4, 5, 6)

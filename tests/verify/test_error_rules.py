@@ -25,6 +25,14 @@ def test_a_product_below_the_smallest_subnormal_may_be_off_by_half_of_one() -> N
     assert off < found.error.item() == pytest.approx(TINY / 2, rel=1e-6, abs=0)
 
 
+def test_infinity_over_a_number_whose_inverse_is_flushed_has_no_bound() -> None:
+    """A kernel may multiply by the inverse, and infinity times 0 is NaN."""
+    scales = of(2.0**127, 2.0**100, error=1.0).found_exactly(np.ones((1, 2), dtype=bool))
+    found = Float32Error(cols=2).divide(of(np.inf, np.inf), scales).known_error
+    assert found is not None
+    assert (found == [[np.inf, 0.0]]).all()
+
+
 @pytest.mark.parametrize(("chain", "depth"), [(None, 1023), (1024, 1023), (1, 10), (4, 3 + 8), (32, 31 + 5)])
 def test_a_term_passes_its_chain_and_then_a_tree(chain: int | None, depth: float) -> None:
     assert Float32Error(cols=1024, chain=chain).depth == depth

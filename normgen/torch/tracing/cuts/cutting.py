@@ -309,14 +309,16 @@ def smaller(call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence
 
 
 def _filled(step: Step, known: dict[Step, Any]) -> Any:
-    """Arguments and options of a step, with the values that it takes."""
-    return torch.utils._pytree.tree_map(lambda a: known[a] if isinstance(a, Step) else a, (step.args, step.kwargs))
+    """Arguments and options of a step, with the values that it takes, on their device."""
+    given = (step.args, step.kwargs)
+    args, kwargs = torch.utils._pytree.tree_map(lambda a: known[a] if isinstance(a, Step) else a, given)
+    if kwargs.get("device") is not None:
+        kwargs["device"] = next((t.device for t in known.values() if isinstance(t, torch.Tensor)), kwargs["device"])
+    return args, kwargs
 
 
 def _run(step: Step, known: dict[Step, Any]) -> Any:
     args, kwargs = _filled(step, known)
-    if kwargs.get("device") is not None:
-        kwargs["device"] = next((t.device for t in known.values() if isinstance(t, torch.Tensor)), kwargs["device"])
     return step.op(*args, **kwargs)
 
 
