@@ -6,6 +6,7 @@ What is queued on the default stream happens as late as it may: when another str
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from normgen.spec.spec import Sizes
 SM_COUNT = 6
 FAULTS: list[str] = []  # of all launches
 _QUEUED: list[Callable[[], object]] = []  # on the default stream
+
+
+_MADE: weakref.WeakSet[HostBuffer] = weakref.WeakSet()
 
 
 def _done() -> None:
@@ -36,6 +40,7 @@ class HostBuffer:
         self.size, self.device = size, device
         self.bytes = np.full(max(size, 1), 0xEE, dtype=np.uint8)
         self.pointer = self.bytes.ctypes.data
+        _MADE.add(self)
 
     def write(self, data: np.ndarray, *, offset: int = 0) -> None:
         _done()
@@ -62,7 +67,8 @@ class HostBuffer:
 
 
 def host_memset(pointer: int, value: int, size: int, **_: Any) -> None:
-    _QUEUED.append(lambda: ctypes.memset(pointer, value, size))
+    owner = [b for b in _MADE if b.pointer <= pointer < b.pointer + b.bytes.size]  # lives until its memory is written
+    _QUEUED.append(lambda: owner and ctypes.memset(pointer, value, size))
 
 
 class HostStream:
