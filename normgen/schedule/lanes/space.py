@@ -96,20 +96,15 @@ def default_of_lanes(problem: Problem, device: Device) -> Schedule:
     known = applicable(written_program(problem))
     asked = problem.searched_knobs.get("variance") or ()
     variances = [v for v in METHODS if v in known["variance"] and (not asked or v in asked)] or [Variance.TWO_PASS]
-    has_softmax = Softmax.ONLINE in known["softmax"]
+    softmaxes = [v for v in Softmax if v in known["softmax"]]
     best: tuple[float, str, Schedule] | None = None
-    for base in base_points(problem, device):
-        online = has_softmax and base.hold is Hold.RELOAD
-        softmax = Softmax.ONLINE if online else Softmax.TWO_PASS
-        # Columns that are read again are worth a sum of squares beside that of the elements, which spares a look.
-        fitting = [v for v in variances if v is not Variance.GUARDED or base.hold is Hold.RELOAD]
-        for variance in fitting or variances:
-            found = base.varied(variance=variance, softmax=softmax)
-            fits = expected_registers(problem, found) <= SPARED * register_limit(found, device)
-            is_legal = refusal(problem, found, device) is None and shows_in_float32(problem, found) is None
-            rank = (work(problem, found, device).us, found.key, found)
-            if fits and is_legal and (best is None or rank[:2] < best[:2]):
-                best = rank
+    for base, variance, softmax in itertools.product(base_points(problem, device), variances, softmaxes):
+        found = base.varied(variance=variance, softmax=softmax)
+        fits = expected_registers(problem, found) <= SPARED * register_limit(found, device)
+        is_legal = refusal(problem, found, device) is None and shows_in_float32(problem, found) is None
+        rank = (work(problem, found, device).us, found.key, found)
+        if fits and is_legal and (best is None or rank[:2] < best[:2]):
+            best = rank
     if best is None:
         raise NothingValidError("no schedule is legal for this problem", received=str(problem))
     return best[2]
