@@ -23,26 +23,19 @@ from normgen.schedule.lanes.plan import (
 from normgen.schedule.plan import LINE_BYTES, SECTOR_BYTES
 from normgen.schedule.schedule import Schedule
 
-# Twelve of these are fitted to 930 schedules of 24 problems (H200: softmax, layernorm and sums, f32 and bf16, over 16,
-# 256, 512 and 16384 elements). Without a third of the problems the fit's choice of these takes 2 to 6 % more than their
-# best point, 3.1 % with all, at most 11 %.
-LATENCY_NS = 590.0  # from a load to its value under full load
-LOOK_NS = 440.0  # one exchange among the parts of a block, and what waits for it
+LATENCY_NS = 900.0  # from a load to its value under full load (H200, copies)
+LOOK_NS = 1200.0  # one exchange among the parts of a block, and what waits for it
 ALONE_NS = 200.0  # the end of a look of a thread that shares its rows with none
-INSTRUCTION_CLOCKS = 1.6  # from one instruction of a warp to its next, where few warps run
-ELEMENT_CLOCKS = 3.3  # of a warp's scheduler, for one element of each lane in one look
-ACCESS_CLOCKS, SHARED_CLOCKS = 6.6, 17.0  # beside them, for one vector, and for one that waits in shared memory
-SCHEDULED = 0.55  # of the clocks of an SM's schedulers, what instructions get
-SM_SHARE, L2_SHARE = 0.44, 0.54  # of memory's time, for bytes that are read again where L1 or L2 has room for them
+INSTRUCTION_CLOCKS = 2.0  # from one instruction of a warp to its next, where few warps run
+ELEMENT_CLOCKS = 6.0  # of a warp's scheduler, for one element of each lane in one look
+ACCESS_CLOCKS, SHARED_CLOCKS = 8.0, 14.0  # beside them, for one vector, and for one that waits in shared memory
 MOVING_REGISTERS = 5  # of a row, while a sum of exponentials moves its maximum
 # Of a register that holds stored elements, with what the compiler keeps beside it where all steps are unrolled
 # (NVRTC 13.0: softmax backward of 16 steps of 8 bf16 takes more than 255, layernorm backward of 16 of 4 twice 128).
 HELD, HELD_BESIDE_SUMS = 1.5, 3.0
-# Of one that holds an element of 32 bits, which is used as it is: of what a thread needs, and of what crowds it.
-HELD_WHOLE, HELD_CROWDING = 1.15, 0.69
 SHORT_LINE = 0.25  # of the time, for each half of a line that a part's threads leave out (softmax backward, H200)
-CROWDED, SPILL_CLOCKS = 0.54, 6.1  # of a thread's registers, from where each further one costs, and how much
-BLEND = 2.3  # of these times
+SPILL_CLOCKS = 4.0
+BLEND, ALONE_BLEND = 2.0, 1.5  # of these times: where an SM has one block, none loads while another one stores
 STATE_REGISTERS = 3  # of a row, in one look
 
 
@@ -63,7 +56,8 @@ class Work(NamedTuple):
     def us(self) -> float:
         """The longest of these, blended; sums over rows come behind. Measured ones lie within some 15 % (H200)."""
         parts = (self.memory_us, self.latency_us, self.issue_us)
-        return float(sum(part**BLEND for part in parts) ** (1 / BLEND)) + self.columns_us
+        blend = ALONE_BLEND if self.resident == 1 and self.rounds > 1 else BLEND
+        return float(sum(part**blend for part in parts) ** (1 / blend)) + self.columns_us
 
 
 def walks(problem: Problem, s: Schedule) -> int:
@@ -77,13 +71,13 @@ def register_limit(s: Schedule, device: Device) -> int:
     return min(255, device.registers_per_sm // s.threads // max(1, s.blocks_per_sm) // 8 * 8)
 
 
-def expected_registers(problem: Problem, s: Schedule, *, held: float | None = None) -> int:
-    """Of a thread, before the compiler says; `held`: of a register that holds elements."""
+def expected_registers(problem: Problem, s: Schedule) -> int:
+    """Of a thread, before the compiler says."""
     flight = 0 if s.hold is Hold.REGISTERS else (s.unroll or 1) * vector_registers(problem, s)
     values = s.vector * (STATE_REGISTERS + len(problem.elem_tensors))
     values += s.vector * MOVING_REGISTERS if s.softmax is Softmax.ONLINE else 0
-    share = HELD_BESIDE_SUMS if problem.sums_rows else held or HELD
-    return int(held_registers(problem, s) * share + flight + values + OTHER_REGISTERS)
+    held = held_registers(problem, s) * (HELD_BESIDE_SUMS if problem.sums_rows else HELD)
+    return int(held + flight + values + OTHER_REGISTERS)
 
 
 def expected_shared(problem: Problem, s: Schedule) -> int:
@@ -107,11 +101,9 @@ def touched(problem: Problem, s: Schedule) -> float:
 
 def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None, hot: bool = False) -> Work:
     """Figures for the busiest SM."""
-    needed, held = (HELD_WHOLE, HELD_CROWDING) if problem.dtype.bytes == 4 else (HELD, HELD)
-    wanted = registers or expected_registers(problem, s, held=needed)
+    wanted = registers or expected_registers(problem, s)
     limit = register_limit(s, device)
-    pressing = registers or expected_registers(problem, s, held=held)
-    need, crowding = min(wanted, limit), max(0.0, pressing - CROWDED * limit)
+    need, spilled = min(wanted, limit), max(0, wanted - limit)
     warps, shared = s.threads // 32, expected_shared(problem, s)
     by_registers = device.registers_per_sm // (-(-need // 8) * 8 * 32 * max(1, warps))
     by_shared = device.shared_per_sm // (shared + 1024) if shared else device.blocks_per_sm
@@ -126,10 +118,10 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     in_l2 = rows_of_block(s) * problem.row_bytes * running * device.sm_count <= device.l2_bytes // 2
     moved = problem.compulsory_bytes * touched(problem, s)
     again = problem.rows * problem.row_bytes * reread * touched(problem, s)
-    share = SM_SHARE if in_sm else L2_SHARE if in_l2 else 1.0
+    share = 0.15 if in_sm else 0.6 if in_l2 else 1.0
     rate = device.dram_gb_per_s * 1e3 * (1.3 if hot else 1.0)
     # What is on its way: Little's law bounds an SM's rate by the bytes that its threads have asked for.
-    each = steps if s.hold is Hold.REGISTERS else min(steps, s.unroll or steps)
+    each = steps if s.hold is not Hold.RELOAD else min(steps, s.unroll or steps)
     vector_bytes = s.vector * (problem.row_input_bytes or problem.dtype.bytes)  # without a row that is read: of a store
     flight = running * s.threads * min(each * vector_bytes, 192)
     busy = min(blocks, device.sm_count)
@@ -139,12 +131,12 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     trips = math.ceil(steps / max(1, each))
     access = SHARED_CLOCKS if s.hold is Hold.SHARED else ACCESS_CLOCKS
     vector_clocks = passes * (ELEMENT_CLOCKS * s.vector + access) + problem.column_outputs * 14
-    vector_clocks += SPILL_CLOCKS * crowding * passes / steps  # stored and loaded once a look
+    vector_clocks += SPILL_CLOCKS * spilled * passes / steps  # stored and loaded once a look
     look_ns = LOOK_NS if s.threads_per_row > 1 else ALONE_NS
     walked_us = steps * vector_clocks * INSTRUCTION_CLOCKS / device.sm_clock_ghz / 1e3
-    block_us = (LATENCY_NS * trips * (1 + reread) + look_ns * passes) / 1e3
+    block_us = (LATENCY_NS * (trips if s.hold is Hold.RELOAD else 1) * (1 + reread) + look_ns * passes) / 1e3
     latency = (block_us + walked_us) * rounds
     clocks = problem.rows * problem.cols / s.vector / 32 * vector_clocks
-    issue = clocks / (busy * 4 * SCHEDULED * device.sm_clock_ghz * 1e3)
+    issue = clocks / (busy * 4 * 0.65 * device.sm_clock_ghz * 1e3)
     sums = 2 * blocks * problem.column_outputs * problem.cols * 4 / rate + 1.8 if problem.column_outputs else 0.0
     return Work(memory, latency, issue, sums, need, running, blocks, rounds, moved)
