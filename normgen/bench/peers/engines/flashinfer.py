@@ -1,4 +1,4 @@
-"""FlashInfer: its norms and activations of inference.
+"""FlashInfer: its norms, its activations of inference, and the softmax that it samples by.
 
 What overwrites what it reads is offered for problems in place of the same tensors, and for no others: every provider
 of a bench reads the same memory. Its activations take gate and up joined, a copy that nothing has just written: they
@@ -51,9 +51,34 @@ def _rms_norm(problem: Problem) -> Function:
 
 
 def _gemma_rms_norm(problem: Problem) -> Function:
-    without(problem, "rstd", "h", "residual")
+    without(problem, "rstd")
     eps = scalar(problem, "eps")
-    return lambda t: {"y": flashinfer.gemma_rmsnorm(t["x"], t["weight"], eps)}
+    if "residual" not in problem.present:
+        without(problem, "h")
+        return lambda t: {"y": flashinfer.gemma_rmsnorm(t["x"], t["weight"], eps)}
+    in_place(problem, h="residual", y="x")
+
+    def run(t: Tensors) -> Tensors:
+        flashinfer.gemma_fused_add_rmsnorm(t["x"], t["residual"], t["weight"], eps)
+        return {"h": t["residual"], "y": t["x"]}
+
+    return run
+
+
+def _layer_norm(problem: Problem) -> Function:
+    without(problem, "mean", "rstd")
+    require(problem, "weight", "bias")
+    if [problem.tensor(name).dtype.name for name in ("x", "weight", "bias")] != ["bf16", "f32", "f32"]:
+        raise NotOfferedError("takes rows of bfloat16 and parameters of float32")
+    eps = scalar(problem, "eps")
+    return lambda t: {"y": flashinfer.norm.layernorm(t["x"], t["weight"], t["bias"], eps)}
+
+
+def _softmax(problem: Problem) -> Function:
+    """Of other dtypes it makes float32 ones first, in a kernel of torch."""
+    if {problem.tensor(name).dtype.name for name in ("x", "y")} != {"f32"}:
+        raise NotOfferedError("takes and gives float32")
+    return lambda t: {"y": flashinfer.sampling.softmax(t["x"])}
 
 
 def _add_rms_norm(problem: Problem) -> Function:
@@ -158,8 +183,10 @@ _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("flashinfer_quantize_to_mxfp8", "forward"): _quantize_to_mxfp8,
     ("flashinfer_rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,
     ("gemma_rmsnorm", "forward"): _gemma_rms_norm,
+    ("layernorm", "forward"): _layer_norm,
     ("quantize_to_fp8_group", "forward"): _quantize_to_fp8_group,
     ("rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,
+    ("softmax", "forward"): _softmax,
     ("swiglu", "forward"): lambda _: lambda t: {"y": flashinfer.silu_and_mul(t["joined"])},
     ("geglu", "forward"): lambda _: lambda t: {"y": flashinfer.gelu_and_mul(t["joined"])},
     ("geglu_tanh", "forward"): lambda _: lambda t: {"y": flashinfer.gelu_tanh_and_mul(t["joined"])},
