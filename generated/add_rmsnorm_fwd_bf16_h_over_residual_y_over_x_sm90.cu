@@ -12,22 +12,30 @@
 //   y takes the place of x
 //
 // spec      add_rmsnorm, sha256:7523c8f345c5255466b0cdbaa806711acbbf35d7619edb0c907922ee86dd60b5
-// tuned by  normgen 0.1.0
+// tuned by  normgen 0.2.0
+//           normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of x,
-//           residual; any value passes in 0.007 to 0.01 of the elements, which have no finite bound
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 4096 rows, 26 families of rows, 8 values of scalars
+//           and other inputs, own pitches of x, residual; any value passes in 0.007 to 0.01 of the elements, which
+//           have no finite bound; no call shows what depends on eps=0.000316228
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   64 x 2048                block_per_row  256      1           8       2.077     6.416 / 4.338  507   93.3 %   1.01x       2.208     fresh
+//   64 x 2880                block_per_row  256      1           4       2.48      6.85 / 4.364   597   82.9 %   1.02x       2.565     fresh
+//   64 x 3072                block_per_row  256      1           4       2.378     6.769 / 4.384  664   86.5 %   1.04x       2.477     fresh
+//   64 x 3584                block_per_row  256      1           4       2.49      6.916 / 4.428  740   83.3 %   1.04x       2.655     fresh
 //   1 x 4096                 block_per_row  512      1           8       1.849     4.563 / 2.714  22    84.9 %   1.03x       1.945     fresh
 //   16 x 4096                block_per_row  512      1           8       1.777     5.279 / 3.499  300   85.4 %   1.01x       2.281     fresh
 //   64 x 4096                block_per_row  256      1           8       2.051     5.822 / 3.769  1027  87.1 %   1.02x       2.53      fresh
 //   4096 x 4096              block_per_row  64       1           4       35.83     64.65 / 28.81  3746  96.4 %   1.03x       35.59     fresh
+//   64 x 5120                block_per_row  256      1           4       2.537     7.035 / 4.495  1037  87.0 %   1.07x       2.783     fresh
 //   1 x 7168                 block_per_row  256      1           4       2.214     6.047 / 3.833  32    76.0 %   1.02x       2.331     fresh
 //   16 x 7168                block_per_row  256      1           4       2.117     5.783 / 3.668  440   78.4 %   1.11x       2.602     fresh
 //   64 x 7168                block_per_row  512      1           8       2.415     6.361 / 3.935  1526  82.5 %   1.08x       2.773     fresh
 //   4096 x 7168              block_per_row  256      1           4       52.58     113.7 / 61.12  4468  104.1 %  1.00x       57.64     fresh
+//   64 x 8192                block_per_row  512      1           8       2.804     7.527 / 4.716  1502  86.3 %   1.03x       3.294     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -487,6 +495,18 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
+struct Cols2048_ff59 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols2880_84d2 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols3072_2a3e : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols3584_aaf8 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols4096_b5b1 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
@@ -499,6 +519,9 @@ struct Cols4096_97f7 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols4096_56e8 : Plain { using Team = Block<64>; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
+struct Cols5120_08eb : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
@@ -510,6 +533,9 @@ struct Cols7168_13bd : Plain { using Team = BroadcastBlock<512>;
 };
 struct Cols7168_1639 : Plain { using Team = Block<256>;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols8192_0bd7 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -649,6 +675,129 @@ add_rmsnorm_fwd_bf16_team_per_row_4996(
         const float residual_i = element(residual_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
+        y_values[i] = h_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(x_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// y takes the place of x.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_fwd_bf16_team_per_row_383a(
+    float* __restrict__ rstd,
+    bfloat16* x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  float h_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read_first<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = computed_once(x_i + residual_i);
+        h_floats[step][i] = h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = h_floats[step][i];
         y_values[i] = h_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -933,124 +1082,6 @@ add_rmsnorm_fwd_bf16_team_per_row_fc7e(
 // h takes the place of residual.
 // y takes the place of x.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_without_rstd_team_per_row_9ad0(
-    bfloat16* x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read_first<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(x_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-// h takes the place of residual.
-// y takes the place of x.
-template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 add_rmsnorm_fwd_bf16_team_per_row_c76d(
     float* __restrict__ rstd,
@@ -1159,6 +1190,124 @@ add_rmsnorm_fwd_bf16_team_per_row_c76d(
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float h_i = h_floats[step][i];
+        y_values[i] = h_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(x_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// y takes the place of x.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_fwd_bf16_without_rstd_team_per_row_9ad0(
+    bfloat16* x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read_first<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
         y_values[i] = h_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1708,16 +1857,22 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
+    {  64, 2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4996<Cols2048_ff59>>}},
+    {  64, 2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4996<Cols2880_84d2>>}},
+    {  64, 3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4996<Cols3072_2a3e>>}},
+    {  64, 3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_383a<Cols3584_aaf8>>}},
     {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4996<Cols4096_b5b1>>}},
     {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols4096_9794>>}},
     {  64, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4996<Cols4096_97f7>>}},
     {4096, 4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
      run<add_rmsnorm_fwd_bf16_team_per_row_fc7e<Cols4096_56e8>>}},
+    {  64, 5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_c76d<Cols5120_08eb>>}},
     {   1, 7168,  8, 2u, 2u, false, {{256},
      run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_9ad0<Cols7168_d1cf>>}},
     {  16, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_c76d<Cols7168_b0d1>>}},
     {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_aa40<Cols7168_13bd>>}},
     {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_c820<Cols7168_1639>>}},
+    {  64, 8192, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4996<Cols8192_0bd7>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -12,9 +12,11 @@
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
+//           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 18 families of rows, own pitches of dx,
-//           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
+// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 11 calls, 0 to 131072 rows, 20 families of rows, 4 values of
+//           scalars and other inputs, own pitches of dx, dy, x; rows of inf, nan were not tried; a call with 833
+//           partial rows to add up was not made; rows of inf were not tried
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       12.92     25.53 / 12.61  3916  86.3 %   1.07x       16.17     fresh
@@ -23,6 +25,7 @@
 //   65536 x 1024             block_per_row    128      2           4       96.89     201 / 104.1    4158  96.3 %   1.04x       101.3     fresh
 //   4096 x 4096              block_per_row    512      2           8       25.4      50.18 / 24.77  3964  87.5 %   1.01x       30.56     fresh
 //   4096 x 4097              block_per_row    512      2           4       27.62     52.02 / 24.43  3647  79.7 %   1.03x       32.26     fresh
+//   4096 x 8192              block_per_row    512      1           8       48.06     102.4 / 54.38  4190  92.0 %   1.00x       52.09     fresh
 //   16384 x 8192             block_per_row    512      1           8       188.2     388 / 199.9    4280  99.5 %   1.05x       191.1     fresh
 //   2048 x 32768             cluster_per_row  128      1           8       96.67     201.4 / 104.8  4166  97.9 %   1.59x       101.5     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
@@ -1360,6 +1363,196 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
 }
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_team_per_row_771f(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  using Team = typename Config::Team;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x * kRowsPerBlock < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
+      (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
+  int parity = 0;
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = Team::row(first_row, rows);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            dy_row + own + step * kStride);
+        copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            x_row + own + step * kStride);
+      }
+    }
+  };
+  float rstd_next;
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = Team::row(first_row, rows);
+    rstd_next = rstd[fetched_row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int first_row = last_start - stage * gridDim.x * kRowsPerBlock;
+    if (first_row >= 0) fetch(first_row, stage);
+    cp_async_commit();
+  }
+  if (last_start >= 0) fetch_values(last_start);
+  int stage = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+
+  for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+    const int next_row = first_row - gridDim.x * kRowsPerBlock;
+    if (next_row >= 0) fetch_values(next_row);
+
+    cp_async_wait<kStages - 1>();
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      }
+    }
+
+    const int refill_row = first_row - kStages * gridDim.x * kRowsPerBlock;
+    if (refill_row >= 0) fetch(refill_row, stage);
+    cp_async_commit();
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      }
+    }
+
+    stage = (stage + 1) % kStages;
+    parity ^= 1;
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+
+  // The block hands one sum per column on.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
 rmsnorm_bwd_bf16_team_per_row_c8b2(
@@ -2051,6 +2244,9 @@ inline constexpr Tuned kTuned[] = {
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 32}, {512, 1, true, 258},
      {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_61f8<Cols4097_fe6a>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols4097_fe6a>>}},
+    {   4096,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_771f<Cols8192_7475>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_c8b2<Cols8192_7475>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},

@@ -10,17 +10,23 @@
 //
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
+//           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 8192 rows, 21 families of rows, own pitches of y, x
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 8192 rows, 23 families of rows, own pitches of y, x
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 2048              block_per_row  128      2           8       12.66     37.33 / 24.65  5299  104.5 %  1.01x       18.53     fresh
-//   4096 x 32000             block_per_row  512      1           8       123.7     316.4 / 192.4  4239  101.3 %  1.00x       126       fresh
-//   16384 x 32768            block_per_row  1024     1           8       498       1267 / 769.1   4313  103.6 %  1.01x       501.6     fresh
-//   2048 x 50257             block_per_row  512      1           8       98.41     250.7 / 152    4183  97.5 %   1.00x       101.3     fresh
-//   4096 x 128256            block_per_row  1024     1           8       496.6     1255 / 758.5   4231  98.3 %   1.00x       509       fresh
-//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 2048              block_per_row    128      2           8       12.66     37.33 / 24.65  5299  104.5 %  1.01x       18.53     fresh
+//   4096 x 32000             block_per_row    512      1           8       123.7     316.4 / 192.4  4239  101.3 %  1.00x       126       fresh
+//   16384 x 32768            block_per_row    1024     1           8       498       1267 / 769.1   4313  103.6 %  1.01x       501.6     fresh
+//   2048 x 50257             block_per_row    512      1           8       98.41     250.7 / 152    4183  97.5 %   1.00x       101.3     fresh
+//   64 x 128256              cluster_per_row  256      1           8       11.27     24.44 / 13.18  2915  47.4 %   1.00x       13.94     fresh
+//   4096 x 128256            block_per_row    1024     1           8       496.6     1255 / 758.5   4231  98.3 %   1.00x       509       fresh
+//   64 x 129280              cluster_per_row  256      1           8       11.29     24.41 / 13.13  2932  47.8 %   1.00x       13.82     fresh
+//   64 x 151936              cluster_per_row  256      1           8       13.21     29.27 / 16.02  2944  58.4 %   1.00x       15.96     fresh
+//   64 x 201088              cluster_per_row  256      1           8       17.43     36.87 / 19.43  2954  58.0 %   1.00x       20.94     fresh
+//   64 x 262144              cluster_per_row  256      1           8       24.88     49.86 / 25.01  2698  54.7 %   1.00x       27.7      fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -139,10 +145,69 @@ __device__ __forceinline__ void bulk_load_by(
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
 }
 
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
 __device__ __forceinline__ float computed_once(float value) {
   asm volatile("" : "+f"(value));
   return value;
+}
+
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
 // Shared memory whose size the launch decides.
@@ -235,6 +300,14 @@ struct NoAllocate {
     }
   }
 };
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -412,6 +485,37 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
+}
+
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -491,8 +595,23 @@ struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast
 struct Cols50257_482e : Plain { using Team = Block<512>; using Load = EvictLast;
   enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64, kUnroll = 4 };
 };
+struct Cols128256_d732 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 128256, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
 struct Cols128256_8076 : Plain { using Team = Block<1024>; using Load = EvictLast;
   enum : int { kCols = 128256, kThreads = 1024, kVector = 8, kHeldSteps = 7 };
+};
+struct Cols129280_cb13 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 129280, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols151936_c742 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 151936, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols201088_ceb7 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 201088, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols262144_2a3c : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 262144, kThreads = 256, kVector = 8 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -976,6 +1095,106 @@ softmax_fwd_bf16_team_per_row_499e(
 }
 
 // softmax forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_team_per_row_a27d(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Team::announce();
+
+  // Each thread copies its own vectors to its own slots of shared memory.
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + own + step * kStride);
+    }
+  }
+
+  cp_async_commit();
+  Chain::at_loads();
+
+  cp_async_wait<0>();
+
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+  // Look 1: online_softmax(x)
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
+    }
+  }
+
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+
+  // Last look: the outputs
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward: a team of threads owns a row; each row is read once.
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -1116,6 +1335,101 @@ softmax_fwd_bf16_team_per_row_d274(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_team_per_row_e3ea(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+  // Look 1: online_softmax(x)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
+    }
+  }
+
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
         y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1398,8 +1712,18 @@ inline constexpr Tuned kTuned[] = {
      run<softmax_fwd_bf16_team_per_row_0951<Cols32768_cd04>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
      run<softmax_fwd_bf16_team_per_row_499e<Cols50257_482e>>}},
+    {   64, 128256, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols128256_d732>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
      run<softmax_fwd_bf16_team_per_row_d274<Cols128256_8076>>}},
+    {   64, 129280, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols129280_cb13>>}},
+    {   64, 151936, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols151936_c742>>}},
+    {   64, 201088, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols201088_ceb7>>}},
+    {   64, 262144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
+     run<softmax_fwd_bf16_team_per_row_e3ea<Cols262144_2a3c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

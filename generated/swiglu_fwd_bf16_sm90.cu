@@ -7,18 +7,32 @@
 //   y = gate * sigmoid(gate) * up
 //
 // spec      swiglu, sha256:ed61a59728cacc610c6e1f12fe59cced0e399009652b1e4ef448dfec7a61914d
-// tuned by  normgen 0.1.0
+// tuned by  normgen 0.2.0
+//           normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 1524 rows, 20 families of rows, own pitches of y, gate,
-//           up; any value passes in 0.041 to 0.056 of the elements, which have no finite bound
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 26 families of rows, 4 values of scalars
+//           and other inputs, own pitches of y, gate, up; any value passes in 0.014 to 0.056 of the elements, which
+//           have no finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   64 x 2048                block_per_part  256      1           4       2.133     6.174 / 4.048  369   99.2 %   1.00x       2.021     fresh
+//   4096 x 2048              block_per_row   128      1           8       11.13     24.37 / 13.24  4521  103.2 %  1.04x       13.98     fresh
+//   64 x 8192                block_per_part  512      1           4       2.447     6.793 / 4.346  1286  105.1 %  1.01x       2.58      fresh
+//   4096 x 8192              block_per_part  256      1           8       42.63     97.27 / 54.66  4723  105.1 %  1.00x       51.83     fresh
 //   1 x 11008                block_per_part  256      1           4       1.157     4.291 / 3.134  57    104.2 %  1.00x       1.269     fresh
 //   16 x 11008               block_per_part  64       1           4       1.823     5.344 / 3.532  580   103.2 %  1.01x       2.072     fresh
 //   64 x 11008               block_per_part  256      1           8       2.3       6.183 / 3.885  1838  106.6 %  1.00x       2.874     fresh
 //   256 x 11008              block_per_part  128      1           8       4.878     11.68 / 6.782  3467  103.1 %  1.00x       5.846     fresh
 //   1024 x 11008             block_per_part  128      1           8       14.05     30.67 / 16.62  4814  111.2 %  1.00x       17.61     fresh
 //   4096 x 11008             block_per_part  128      1           8       58.46     130.4 / 71.98  4628  106.1 %  1.00x       63.44     fresh
+//   64 x 12288               block_per_part  256      1           8       2.695     7.372 / 4.67   1751  105.0 %  1.01x       2.983     fresh
+//   4096 x 12288             block_per_part  256      1           8       65.48     144.9 / 79.49  4612  107.0 %  1.00x       71.46     fresh
+//   64 x 14336               block_per_part  224      1           8       2.833     7.643 / 4.808  1943  104.9 %  1.01x       3.179     fresh
+//   4096 x 14336             block_per_part  256      1           8       76.62     169.2 / 92.54  4598  106.8 %  1.00x       82.33     fresh
+//   64 x 18944               block_per_part  64       1           8       3.109     8.217 / 5.102  2340  104.3 %  1.02x       3.565     fresh
+//   4096 x 18944             block_per_part  128      1           8       102.5     222.5 / 120.1  4540  106.6 %  1.00x       108.6     fresh
+//   64 x 28672               block_per_part  448      1           8       3.605     9.396 / 5.778  3054  111.3 %  1.08x       4.431     fresh
+//   4096 x 28672             block_per_part  256      1           8       157       334.3 / 177.3  4488  104.7 %  1.00x       164.6     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -56,13 +70,13 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "swiglu_fwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "swiglu_fwd_bf16 needs sm_80 or newer: compile with -arch=sm_90"
 #error "for several GPUs write a header for each: normgen export --arch sm75,sm90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_80 and newer
 namespace swiglu_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -90,6 +104,41 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
+
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    load_by_policy<kBytes>(address, bits, l2_policy());
+  }
+};
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
 __device__ __forceinline__ float exp_approximate(float x) {
@@ -274,6 +323,14 @@ struct Threads {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
+struct Cols2048_6295 : Plain { enum : int { kCols = 2048, kThreads = 256, kParts = 2, kVector = 4 }; };
+struct Cols2048_14ec : Plain { using Team = Threads<128, 1>; using Load = EvictLast;
+  enum : int { kCols = 2048, kThreads = 128, kVector = 8 };
+};
+struct Cols8192_eb2c : Plain { enum : int { kCols = 8192, kThreads = 512, kParts = 2, kVector = 4 }; };
+struct Cols8192_f079 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 8192, kThreads = 256, kParts = 2, kVector = 8 };
+};
 struct Cols11008_b040 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 11, kVector = 4 }; };
 struct Cols11008_c38c : Plain { using Load = NoAllocate;
   enum : int { kCols = 11008, kThreads = 64, kParts = 43, kVector = 4 };
@@ -283,6 +340,14 @@ struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kPar
 struct Cols11008_efb6 : Plain { using Load = NoAllocate;
   enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
 };
+struct Cols12288_f9a9 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 6, kVector = 8 }; };
+struct Cols12288_cb81 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8 }; };
+struct Cols14336_d3a2 : Plain { enum : int { kCols = 14336, kThreads = 224, kParts = 4, kVector = 8 }; };
+struct Cols14336_cec9 : Plain { enum : int { kCols = 14336, kThreads = 256, kParts = 7, kVector = 8 }; };
+struct Cols18944_ee45 : Plain { enum : int { kCols = 18944, kThreads = 64, kParts = 37, kVector = 8 }; };
+struct Cols18944_ff9c : Plain { enum : int { kCols = 18944, kThreads = 128, kParts = 19, kVector = 8 }; };
+struct Cols28672_c801 : Plain { enum : int { kCols = 28672, kThreads = 448, kParts = 4, kVector = 8 }; };
+struct Cols28672_cba9 : Plain { enum : int { kCols = 28672, kThreads = 256, kParts = 7, kVector = 8 }; };
 struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -346,6 +411,76 @@ swiglu_fwd_bf16_block_per_part_6578(
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
       write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// swiglu forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+swiglu_fwd_bf16_team_per_row_0625(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> gate,
+    Input<Config, bfloat16> up,
+    long long y_pitch,
+    long long gate_pitch,
+    long long up_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* gate_row = gate + static_cast<long long>(valid_row) * gate_pitch;
+  const bfloat16* up_row = up + static_cast<long long>(valid_row) * up_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> gate_held[kSteps];
+  Vec<bfloat16, kVector> up_held[kSteps];
+
+  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float gate_i = element(gate_held[step], i);
+        const float up_i = element(up_held[step], i);
+        y_values[i] = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -638,6 +773,13 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
+    {  64,  2048,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 2},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols2048_6295>>}},
+    {4096,  2048, 16, 0u, 0u, false, {{128}, run<swiglu_fwd_bf16_team_per_row_0625<Cols2048_14ec>>}},
+    {  64,  8192,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 2},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols8192_eb2c>>}},
+    {4096,  8192, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 2},
+     run<swiglu_fwd_bf16_block_per_part_50a8<Cols8192_f079>>}},
     {   1, 11008,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 11},
      run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_b040>>}},
     {  16, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 43},
@@ -650,6 +792,22 @@ inline constexpr Tuned kTuned[] = {
      run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_efb6>>}},
     {4096, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
      run<swiglu_fwd_bf16_block_per_part_50a8<Cols11008_0615>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols12288_f9a9>>}},
+    {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
+     run<swiglu_fwd_bf16_block_per_part_50a8<Cols12288_cb81>>}},
+    {  64, 14336, 16, 0u, 0u, false, {{224, 1, false, 0, 0, 0, 1, 4},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols14336_d3a2>>}},
+    {4096, 14336, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
+     run<swiglu_fwd_bf16_block_per_part_50a8<Cols14336_cec9>>}},
+    {  64, 18944, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 37},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols18944_ee45>>}},
+    {4096, 18944, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 19},
+     run<swiglu_fwd_bf16_block_per_part_50a8<Cols18944_ff9c>>}},
+    {  64, 28672, 16, 0u, 0u, false, {{448, 1, false, 0, 0, 0, 1, 4},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols28672_c801>>}},
+    {4096, 28672, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
+     run<swiglu_fwd_bf16_block_per_part_50a8<Cols28672_cba9>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
