@@ -140,7 +140,10 @@ def _gradient_tensors(
 
 
 def with_null(problem: Problem, names: Collection[str]) -> Problem:
-    """What a kernel of any columns answers where these optional tensors are null: the problem without them."""
+    """What a kernel of any columns answers where these optional tensors are null: the problem without them.
+
+    Its rows are in as many batches, whether or not a tensor of batches is left: the kernel is told so.
+    """
     question = problem.question
     asked = replace(
         question,
@@ -148,7 +151,8 @@ def with_null(problem: Problem, names: Collection[str]) -> Problem:
         dtypes=tuple((name, dtype) for name, dtype in question.dtypes if name not in names),
         gradients=None if question.gradients is None else tuple(n for n in question.gradients if n not in names),
     )
-    return replace(problem_for(problem.spec, **asked.arguments()).with_rows(problem.rows), any_cols=problem.any_cols)
+    found = problem_for(problem.spec, **asked.arguments())
+    return replace(found, rows=problem.rows, rows_per_batch=problem.rows_per_batch, any_cols=problem.any_cols)
 
 
 def problem_for(
