@@ -54,8 +54,8 @@ def _divided(a: Array, b: Array) -> Array:
     return a / lax.optimization_barrier(jnp.broadcast_to(b, jnp.broadcast_shapes(jnp.shape(a), jnp.shape(b))))
 
 
-_ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}
-_REDUCTIONS = {"max": jnp.max, "min": jnp.min, "sum": jnp.sum, "mean": jnp.mean}
+_ROOTS: dict[float, Callable[..., Array]] = {0.5: jnp.sqrt, -0.5: lax.rsqrt}
+_REDUCTIONS: dict[str, Callable[..., Array]] = {"max": jnp.max, "min": jnp.min, "sum": jnp.sum, "mean": jnp.mean}
 
 
 @dataclass(frozen=True, kw_only=True)
