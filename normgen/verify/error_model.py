@@ -259,7 +259,13 @@ class Float32Error:
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
         least = 0.0 if exponent % 2 == 0 else _least_of(base.least, 0.0, 0.0)
-        return self._power(base, exponent).from_least(least)
+        found = self._power(base, exponent)
+        if found.error is not None and np.any(gap := np.isinf(found.value) & ~(found.error < np.inf)):
+            # An infinite power of a base that every schedule finds is exact: inf times an error says nothing. Else, as
+            # of every value that is infinite and has no bound, not even its sign is known.
+            is_sure = np.asarray(True) if base.error is None else base.error == 0
+            found = replace(found, error=np.where(gap, np.where(is_sure, 0.0, np.inf), found.error))
+        return found.from_least(least)
 
     def _power(self, base: Bounded, exponent: float) -> Bounded:
         if exponent == 0:
