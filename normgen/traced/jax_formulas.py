@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -247,6 +247,10 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
 
 
 def _written(use: TensorUse, value: Array, whole: tuple[tuple[int, ...], int], rows: int, batches: int) -> Array:
+    if use.kind.is_spread:  # the sums of columns, added up
+        columns = replace(use, kind=use.kind.in_rows, group=0)
+        value = _written(columns, value, whole, rows, batches)
+        return value.reshape(*value.shape[:-1], value.shape[-1] // use.group, use.group).sum(-1)
     shape, inner = whole
     cols = shape[-1]
     if use.kind.by_inner:

@@ -142,12 +142,16 @@ class ColumnSum:
 
         Atomic additions in global memory take a subnormal number for 0 (PTX, atom.add.f32): one for each row at most.
         """
-        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
-        depth = max(rows - 1, 0) + self.depth
-        chance = LAMBDA * math.sqrt(depth) * U * partial
-        error = self.carried + np.minimum(depth * U * self.size, chance) + rows * F32.smallest_normal
+        sure, chance = self.rounding(rows)
+        error = self.carried + np.minimum(sure, chance) + rows * F32.smallest_normal
         may_overflow = (self.size + self.carried >= OVERFLOW) & np.isfinite(self.total)
         return Bounded(self.total, np.where(may_overflow, np.inf, error))
+
+    def rounding(self, rows: int) -> tuple[Array, Array]:
+        """The most that the roundings of a sum over `rows` rows add up to, and the most that chance allows."""
+        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
+        depth = max(rows - 1, 0) + self.depth
+        return depth * U * self.size, LAMBDA * math.sqrt(depth) * U * partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -544,6 +548,29 @@ class Float32Error:
             return found
 
         return ColumnSum(summed(t), summed(np.abs(t)), summed(np.square(t)), summed(error))
+
+
+def sums_of_groups(part: ColumnSum, rows: int, group: int) -> Bounded:
+    """The finished sums over `rows` rows and the columns of each group, [.., cols / group].
+
+    Columns round independently of each other, so that what chance allows grows as the root of their number.
+    """
+    sure, chance = (_in_lines(bound, group) for bound in part.rounding(rows))
+    every = Bounded(_in_lines(part.total, group), _in_lines(part.carried, group) + rows * F32.smallest_normal)
+    found = Float32Error(cols=group).reduce("sum", every)
+    rounding = np.minimum(
+        np.minimum(sure, chance).sum(axis=1, keepdims=True), np.sqrt(np.square(chance).sum(axis=1, keepdims=True))
+    )
+    may_overflow = _in_lines(part.size + part.carried, group).sum(axis=1, keepdims=True) >= OVERFLOW
+    error = plus(found.error, np.where(may_overflow & np.isfinite(found.value), np.inf, rounding))
+    assert error is not None
+    shape = (len(part.total), part.total.shape[-1] // group)
+    return Bounded(found.value.reshape(shape), error.reshape(shape))
+
+
+def _in_lines(values: Array, group: int) -> Array:
+    """A line for each group of columns."""
+    return values.reshape(-1, group)
 
 
 def _whole_sum(value: Array) -> Bounded:
