@@ -95,7 +95,7 @@ class Ticket(Finish):
     def _write(self, store: Store) -> list[Statement]:
         written = self.cells.write(store, f"{store.tensor}_total")
         written = [If("threadIdx.x % 32 == 0", tuple(written))] if store.group else written
-        return self.cells.access.if_wanted(store.tensor, *written)
+        return [*self.cells.access.if_wanted(store.tensor, *written)]
 
     def epilogue(self) -> list[Statement]:
         cells = self.cells
