@@ -33,6 +33,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * A sum over rows has no grid or order that a schedule could meet: `make_inputs` draws dy at random. The sum of k of
   its n terms then deviates from k/n of the total S by at most √(Σ t²) / 2 in standard deviation, so partial sums stay
   below |S| + 4 √(Σ t²) (8 deviations), which takes the place of T where it is less. One lost row of 65536 shows.
+* Sums over rows of the columns of a group, which are then added up, round independently of each other: by √(Σ r²) of
+  the r that chance allows each. Their sum is one of G terms in any order.
 * A total adds the elements of all rows in any order: a term passes the additions of its row and rows - 1 more at most.
   Its partial sums are bounded as above where each row's gradient is drawn at random; else by T, a total of inputs or of
   losses having whatever signs its rows have. Rows are drawn one by one, so that few of them round alike.

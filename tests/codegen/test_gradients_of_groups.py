@@ -143,35 +143,37 @@ def test_the_check_runs_calls_of_every_kind(role: str) -> None:
         assert "  ok with rows of dscale beyond 2^31 elements" in found.summary
 
 
-TEXTS = {"two kernels": TWO, "atomics": ATOMIC, "atomics of registers": "register_atomic"}
-MISTAKES = {
-    "a group's first column is left out": ("two kernels", "group * 4, warp_sums", "group * 4 + 1, warp_sums"),
-    "the columns of another group": ("two kernels", "(first + (next", "(0 * first + (next"),
-    "half of the columns": ("two kernels", "next < partial_rows * kGroup", "next < partial_rows * kGroup / 2"),
-    "columns as if they lay side by side": ("two kernels", "4, kSumVector, kSumVectors", "4, 1, kSumVectors"),
-    "the lanes' sums are not added": ("two kernels", "offset = 16; offset > 0", "offset = 16; offset > 8"),
-    "the first block's groups alone": ("two kernels", "group += kPitch / kCells", "group += kCols"),
-    "no barrier between groups": ("two kernels", "__syncthreads();\n    }\n    return;", "}\n    return;"),
-    "sums of atomics: half of the columns": ("atomics", "next < kGroup", "next < kGroup / 2"),
-    "sums of atomics: cells that are not 0 for the next call": (
-        "atomics",
-        "] = 0.0f;\n  }\n  float",
-        "];\n  }\n  float",
-    ),
-    "sums of atomics: another tensor's": ("atomics", "take_group<40>(sums + 2 *", "take_group<40>(sums + 1 *"),
-    "sums of atomics: vectors": ("atomics of registers", "take_group<4, kVector, kVectors>", "take_group<4>"),
+FINISH = """\
+  for (int group = blockIdx.x; group < kCols / 15; group += kPitch / kCells) {
+    add_partial_group<kThreads, kCells, kTensors, kPitch, 15, kSumVector, kSumVectors>(partials, partial_rows, 0,
+        group * 15, warp_sums);
+    const float total = total_of_warps<kThreads / 32>(warp_sums, 0);
+    if (threadIdx.x == 0) {
+      write_element(dweight, group, total);
+    }
+    __syncthreads();
+  }
 }
+"""
+LAST_BLOCK = """\
+    // A warp adds the columns of a group.
+    for (int group = threadIdx.x / 32; group < kCols / 15; group += kThreads / 32) {
+      const float dweight_total = take_group<15>(sums, group * 15);
+      if (threadIdx.x % 32 == 0) {
+        write_element(dweight, group, dweight_total);
+      }
+    }
+    if (threadIdx.x == 0) *ticket = 0;
+"""
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_check_sees_a_wrong_sum(mistake: str) -> None:
-    way, right, wrong = MISTAKES[mistake]
-    problem = problem_for(of("parameter", 4, 40), shape="48x120", direction="backward")
-    knobs: dict[str, Any] = {"threads_per_row": 16, "rows_per_block": 4, "vector": 4, "columns": TEXTS[way]}
-    module = emit(problem, Schedule(**knobs, **({} if way == "atomics" else WALKING)))
-    assert right in module.text
-    found = check_on_cpu(problem, replace(module, text=module.text.replace(right, wrong)), most_elements=1 << 14)
-    assert not found.ok
+@pytest.mark.parametrize(("columns", "text"), [(TWO, FINISH), (ATOMIC, LAST_BLOCK)])
+def test_the_text_of_who_adds_the_columns_of_a_group(columns: str, text: str) -> None:
+    spec = parse(ALONE.replace("ROLE", "parameter").replace("GROUP", "15"))
+    problem = problem_for(spec, shape="64x120", direction="backward", gradients=("weight",))
+    schedule = Schedule(threads_per_row=16, rows_per_block=2, vector=2, columns=Columns(columns))
+    schedule = schedule if columns == ATOMIC else replace(schedule, **WALKING)
+    assert text in emit(problem, schedule).text
 
 
 # ---- numpy alone -----------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class TwoKernels(PartialRows):
                 found.append(Let("const bool over_all", " || ".join(over_all), "a sum over the rows of all batches"))
                 found.append(If("over_all && batch > 0", (Do("return"),), alone=True))
                 rows = "over_all ? partial_rows : batch_rows"
-        found += self._finish_groups(f"{first}, {rows}, {tensor}")
+        found += self._finish_groups(first, tensor)
         if not cells.by_column:
             return found
         return [
@@ -157,14 +157,16 @@ class TwoKernels(PartialRows):
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
         ]
 
-    def _finish_groups(self, partials: str) -> list[Statement]:
+    def _finish_groups(self, first: str, tensor: str) -> list[Statement]:
         """The blocks of a tensor take turns at its groups, and add the columns of one in all partial rows."""
         cells, found = self.cells, list[Statement]()
         for size in dict.fromkeys(store.group for _, store in cells.by_group):
             of_size = [(index, store) for index, store in cells.by_group if store.group == size]
             sizes = f"kThreads, kCells, kTensors, kPitch, {size}, kSumVector, kSumVectors"
+            over = {"batch_rows" if store in cells.batched else "partial_rows" for _, store in of_size}
+            rows = over.pop() if len(over) == 1 else "over_all ? partial_rows : batch_rows"
             added: list[Statement] = [
-                Do(f"add_partial_group<{sizes}>({partials}, group * {size}, warp_sums)"),
+                Do(f"add_partial_group<{sizes}>({first}, {rows}, {tensor}, group * {size}, warp_sums)"),
                 Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, 0)"),
             ]
             for index, store in of_size:
