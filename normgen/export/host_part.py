@@ -439,10 +439,14 @@ def _doc(group: Group, workspace: str) -> list[str]:
             else "row r / rows_per_batch of each tensor of batches"
         )
         said.append(f"rows_per_batch: row r takes {what}.")
-    spread = [t for t in problem.passed_tensors if t.kind.is_spread]
-    for group_size in dict.fromkeys(t.group for t in spread):
-        named = " and ".join(mark(t.name) for t in spread if t.group == group_size)
-        said.append(f"{named}: column c takes value c / {group_size}, one for each group of {group_size} columns.")
+    for size in dict.fromkeys(t.group for t in problem.passed_tensors if t.kind.is_spread):
+        of_size = [t for t in problem.passed_tensors if t.kind.is_spread and t.group == size]
+        if named := " and ".join(mark(t.name) for t in of_size if not t.is_written):
+            said.append(f"{named}: column c takes value c / {size}, one for each group of {size} columns.")
+        if named := " and ".join(mark(t.name) for t in of_size if t.is_written):
+            said.append(
+                f"{named}: value g is the sum over columns g * {size} to g * {size} + {size - 1}, and over rows."
+            )
     if problem.sums_batches:
         summed = " and ".join(mark(t.name) for t in problem.tensors if t.is_row_sum and t.kind.by_batch)
         over = "head b" if has_heads else "batch b; of 0 rows there are no batches"

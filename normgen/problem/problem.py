@@ -40,7 +40,8 @@ class Problem:
     pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols. Of rows side by side
               that between one col_stride of them and the next; >= cols * col_stride
     rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
-              the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches.
+              the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches,
+              nor has one that is null to a kernel of any columns.
               Of heads, which are the batches of a spec that has those, row r has number r % batches
     inner     length of the axis inner, which a product of matrices sums; 0: no tensor of the spec has it
     col_stride  elements from one of a row to its next. 1: they lie side by side. Else so many rows lie side by side,

@@ -112,8 +112,11 @@ class TensorUse:
 
     @property
     def is_row_sum(self) -> bool:
-        """Written, and summed over the rows, all or those of each batch: the gradient of a parameter."""
-        return self.is_written and self.kind.is_columns
+        """Written, and summed over the rows, all or those of each batch: the gradient of a parameter.
+
+        Of one with a value for each group of columns it is summed over these, too.
+        """
+        return self.is_written and self.kind.in_rows.is_columns
 
     @property
     def is_total(self) -> bool:
@@ -198,10 +201,6 @@ def backward_tensors(
     """
     sources = by_role(here, *READ)
     wrt = [t for t in sources if t.has_gradient and (gradients is None or t.name in gradients)]
-    for tensor in (t for t in sources if t.group and t.name in (gradients or ())):
-        rule = f"'{tensor.name}' of spec '{spec.name}' has a value for each group of columns, and no gradient"
-        hint = "a parameter with a value for each column has one, which its caller adds up over the groups"
-        raise UsageError(rule, received=f"the gradient of '{tensor.name}'", hint=hint)
     outputs = [t for t in by_role(here, *OUTPUTS) if t.has_gradient]
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
@@ -218,6 +217,7 @@ def backward_tensors(
             is_written=is_written,
             of=tensor.name,
             also=also.get(tensor.name, ()),
+            group=tensor.group,
             order=tensor.axes,
         )
 

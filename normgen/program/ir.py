@@ -145,12 +145,17 @@ class Map:
 
 @dataclass(frozen=True)
 class Store:
-    """Write value `value` to `tensor`, or add it to what is there; its kind is the value's."""
+    """Write value `value` to `tensor`, or add it to what is there; its kind is the value's.
+
+    A tensor with a value for each `group` of columns has the sum of the value's columns there: the gradient of what is
+    read as a value for each column.
+    """
 
     tensor: str
     value: str
     kind: Kind
     accumulate: bool = False
+    group: int = 0
 
 
 Statement = Load | Random | Reduce | Map | Store
@@ -384,9 +389,11 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
             )
             if read is not kind and not is_broadcast:
                 yield f"this map's kind is {read}"
-        case Store(kind=kind):
+        case Store(kind=kind, group=group):
             if read is not kind:
                 yield f"a store has its value's kind, here {read}"
+            if group and not kind.is_columns:
+                yield "groups of columns are added up of a sum over rows"
         case Random(kind=kind):
             if read is not Kind.SCALAR or not kind.is_elem:
                 yield "random numbers of elements come from one seed"
@@ -461,7 +468,8 @@ def show_statement(statement: Statement) -> str:
             return f"  reduce {', '.join(names)} : {kind} = {monoid.name}{suffix}({listed}){spared}"
         case Map(name=name, kind=kind, expr=expr):
             return f"  map    {name} : {kind} = {show_expr(expr)}"
-        case Store(tensor=tensor, value=value, accumulate=accumulate):
+        case Store(tensor=tensor, value=value, accumulate=accumulate, group=group):
+            value = f"sum_{group}({value})" if group else value
             if accumulate:
                 return f"  store  {tensor} += {value}"
             return f"  store  {tensor}" if tensor == value else f"  store  {tensor} = {value}"

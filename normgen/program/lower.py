@@ -102,6 +102,11 @@ def formula_of(spec: Spec, value: str, *, present: frozenset[str]) -> Formula | 
     return None if owner is None else lowering.formulas[owner]
 
 
+def load_of(tensor: Tensor) -> Load:
+    """How a program reads a tensor."""
+    return Load(tensor.name, tensor.kind.in_rows, group=tensor.group)
+
+
 @dataclass
 class _Lowering:
     spec: Spec
@@ -130,7 +135,7 @@ class _Lowering:
 
     def loads(self) -> tuple[Load, ...]:
         read = (t for t in self.spec.tensors if not t.role.is_written and t.name in self.present)
-        return tuple(Load(t.name, t.kind.in_rows, group=t.group) for t in read)
+        return tuple(map(load_of, read))
 
     def store(self, tensor: Tensor) -> Store:
         """Store a written tensor; a value of a smaller kind, or a constant, is broadcast first."""

@@ -12,9 +12,9 @@ from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import GradientTensor, backward_tensors, differentiate
-from normgen.program.ir import Map, Reduce, RowProgram, Statement, is_stage, stage_of
-from normgen.program.lower import formula_of, lower
-from normgen.spec.spec import Kind, Spec
+from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, is_stage, stage_of
+from normgen.program.lower import formula_of, load_of, lower
+from normgen.spec.spec import Spec
 
 
 @lru_cache(maxsize=1024)
@@ -28,10 +28,10 @@ def written_program(problem: Problem) -> RowProgram:
     written = {t.name for t in problem.tensors if t.is_written}
     unread = _unread(spec, present, forward)
     given = _cotangents(spec, present)
-    wrt = tuple(name for name in (*(ld.name for ld in forward.loads), *unread) if f"d{name}" in written)
+    wrt = tuple(load.name for load in (*forward.loads, *unread) if f"d{load.name}" in written)
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
-    return _derived(forward, wrt, saved, given, problem.accumulate, tuple(unread.items()))
+    return _derived(forward, wrt, saved, given, problem.accumulate, unread)
 
 
 # Problems of other shapes and dtypes have the same few programs, and a derivation takes longer than a kernel's text.
@@ -47,9 +47,9 @@ def _derived(
     saved: tuple[str, ...],
     given: tuple[str, ...],
     accumulate: bool,
-    unread: tuple[tuple[str, Kind], ...],
+    unread: tuple[Load, ...],
 ) -> RowProgram:
-    return differentiate(forward, wrt=wrt, saved=saved, cotangents=given, accumulate=accumulate, unread=dict(unread))
+    return differentiate(forward, wrt=wrt, saved=saved, cotangents=given, accumulate=accumulate, unread=unread)
 
 
 def _with_dtypes(program: RowProgram, problem: Problem) -> RowProgram:
@@ -98,11 +98,11 @@ def stages_of(problem: Problem) -> int:
     return max((stages[name] for reduce in program.row_reduces for name in reduce.names), default=0)
 
 
-def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[str, Kind]:
+def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> tuple[Load, ...]:
     """Inputs and parameters that only absent statistics read: they are there, and their gradients are 0."""
     loaded = {ld.name for ld in forward.loads}
     given = (t for t in spec.tensors if not t.role.is_written and t.has_gradient and t.name in present)
-    return {t.name: t.kind.in_rows for t in given if t.name not in loaded}
+    return tuple(load_of(t) for t in given if t.name not in loaded)
 
 
 def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def _gradient_tensors(
     """The tensors of a backward problem: derived once for all its shapes and dtypes, on which they do not depend."""
     forward = _lowered(spec, there)
     unread = _unread(spec, there, forward)
-    loaded = (*(ld.name for ld in forward.loads), *unread)
+    loaded = tuple(load.name for load in (*forward.loads, *unread))
     wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else gradients
     try:
         return backward_tensors(forward, saved, wrt=wrt, cotangents=_cotangents(spec, there), unread=unread)
@@ -140,7 +140,10 @@ def _gradient_tensors(
 
 
 def with_null(problem: Problem, names: Collection[str]) -> Problem:
-    """What a kernel of any columns answers where these optional tensors are null: the problem without them."""
+    """What a kernel of any columns answers where these optional tensors are null: the problem without them.
+
+    Its rows are in as many batches, whether or not a tensor of batches is left: the kernel is told so.
+    """
     question = problem.question
     asked = replace(
         question,
@@ -148,7 +151,8 @@ def with_null(problem: Problem, names: Collection[str]) -> Problem:
         dtypes=tuple((name, dtype) for name, dtype in question.dtypes if name not in names),
         gradients=None if question.gradients is None else tuple(n for n in question.gradients if n not in names),
     )
-    return replace(problem_for(problem.spec, **asked.arguments()).with_rows(problem.rows), any_cols=problem.any_cols)
+    found = problem_for(problem.spec, **asked.arguments())
+    return replace(found, rows=problem.rows, rows_per_batch=problem.rows_per_batch, any_cols=problem.any_cols)
 
 
 def problem_for(

@@ -533,6 +533,8 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return (
             "the last block at a tile would add it for every batch, one after another: columns = partials_two_kernels"
         )
+    if s.columns is Columns.PARTIALS_LAST_TILE and any(t.is_row_sum and t.group for t in problem.tensors):
+        return "the columns of a group may lie in several tiles, each with a last block: columns = partials_two_kernels"
     if problem.deterministic and not s.columns.is_deterministic:
         if s.columns is not Columns.ATOMIC:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"

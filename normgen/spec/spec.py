@@ -251,7 +251,7 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.INPUT: (Kind.ELEM, "read: what is normalised, a residual, a gate"),
     Role.PARAMETER: (
         Kind.COL,
-        "read: a weight or a bias per column; with `group` one for each group, which has no gradient",
+        "read: a weight or a bias per column; with `group` one for each group",
     ),
     Role.BATCH_PARAMETER: (
         Kind.BATCHES,
@@ -347,23 +347,17 @@ class Tensor:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a tensor has one: labels, masks, columns that were found, numbers from outside have none.
-
-        Neither have values of groups of columns: a sum over the rows is one of a column.
-        """
+        """Whether a tensor has one: labels, masks, columns that were found, numbers from outside have none."""
         return not self.why_no_gradient
 
     @property
     def why_no_gradient(self) -> str:
         """Why it has none, and what has one in its place; empty where it has one."""
-        if self.group:
-            return (
-                "it has a value for each group of columns; a parameter with one for each column has a gradient, which "
-                "its caller adds up over the groups"
-            )
         if self.role in _LEARNED:
             return f"a {self.role} is given; a learned number has the role {_LEARNED[self.role]}"
         is_whole = self.dtypes and all(DTYPES[name].is_integer for name in self.dtypes)
+        if self.dtypes and all(DTYPES[name].rounds_up for name in self.dtypes):
+            return "powers of two have none"
         is_packed = any(DTYPES[name].packed > 1 for name in self.dtypes)
         return "whole numbers have none" if is_whole else "codes that share a byte have none" if is_packed else ""
 

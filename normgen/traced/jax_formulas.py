@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -54,8 +54,8 @@ def _divided(a: Array, b: Array) -> Array:
     return a / lax.optimization_barrier(jnp.broadcast_to(b, jnp.broadcast_shapes(jnp.shape(a), jnp.shape(b))))
 
 
-_ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}
-_REDUCTIONS = {"max": jnp.max, "min": jnp.min, "sum": jnp.sum, "mean": jnp.mean}
+_ROOTS: dict[float, Callable[..., Array]] = {0.5: jnp.sqrt, -0.5: lax.rsqrt}
+_REDUCTIONS: dict[str, Callable[..., Array]] = {"max": jnp.max, "min": jnp.min, "sum": jnp.sum, "mean": jnp.mean}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +247,10 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
 
 
 def _written(use: TensorUse, value: Array, whole: tuple[tuple[int, ...], int], rows: int, batches: int) -> Array:
+    if use.kind.is_spread:  # the sums of columns, added up
+        columns = replace(use, kind=use.kind.in_rows, group=0)
+        value = _written(columns, value, whole, rows, batches)
+        return value.reshape(*value.shape[:-1], value.shape[-1] // use.group, use.group).sum(-1)
     shape, inner = whole
     cols = shape[-1]
     if use.kind.by_inner:

@@ -253,7 +253,9 @@ class TorchFunction:
         elif use.kind.by_row:
             value = value.expand(rows, 1).reshape(shape[:-1])
         else:
-            value = value.expand(1, do.cols).reshape(-1) if use.kind.by_col else value.reshape(())
+            value = value.expand(1, do.cols).reshape(-1) if use.kind.within_row else value.reshape(())
+        if use.kind.is_spread:
+            value = value.unflatten(-1, (do.cols // use.group, use.group)).sum(-1)
         return do.stored(value, use.dtype).contiguous()
 
 

@@ -27,7 +27,7 @@ from normgen.verify.contraction.sides import (
     runs_of_rows,
     summed,
 )
-from normgen.verify.error_model import ColumnSum, Float32Error
+from normgen.verify.error_model import ColumnSum, Float32Error, sums_of_groups
 from normgen.verify.interpret import Array, constants, drawn, seeds_of, spread_over_rows
 from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
@@ -334,15 +334,23 @@ class _Model:
             exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
         for tensor in tensors:
             added = self.problem.rows_per_batch if tensor.kind.by_batch else total
-            found = self._accumulated(tensor, parts[tensor.name].bounded(added), None)
+            part, group = parts[tensor.name], tensor.group
+            sums = sums_of_groups(part, added, group) if group else part.bounded(added)
+            found = self._accumulated(tensor, sums, None)
             want = exact.get(tensor.name, found.value)
+            if group and tensor.name in exact:
+                want = want.reshape(len(want), self.problem.cols // group, group).sum(-1)
             if tensor.name in exact and tensor.name in self.start:
                 want = want + self._start(tensor, None)
             yield tensor, within_cells(want, tensor.dtype), allowed(found, tensor.dtype)
 
     def column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
-        """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
-        zeros = {t.name: np.zeros((self._sums(t), self._width(t))) for t in tensors}
+        """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one.
+
+        Of a tensor with a value for each group of columns they are those of columns.
+        """
+        widths = {t.name: self.problem.cols if t.kind.is_spread else self._width(t) for t in tensors}
+        zeros = {t.name: np.zeros((self._sums(t), widths[t.name])) for t in tensors}
         parts = {name: ColumnSum(zero, zero, zero, zero) for name, zero in zeros.items()}
         exact: dict[str, Array] = {}
         for block in self._blocks_of_rows(rows):

@@ -33,6 +33,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * A sum over rows has no grid or order that a schedule could meet: `make_inputs` draws dy at random. The sum of k of
   its n terms then deviates from k/n of the total S by at most √(Σ t²) / 2 in standard deviation, so partial sums stay
   below |S| + 4 √(Σ t²) (8 deviations), which takes the place of T where it is less. One lost row of 65536 shows.
+* Sums over rows of the columns of a group, which are then added up, round independently of each other: by √(Σ r²) of
+  the r that chance allows each. Their sum is one of G terms in any order.
 * A total adds the elements of all rows in any order: a term passes the additions of its row and rows - 1 more at most.
   Its partial sums are bounded as above where each row's gradient is drawn at random; else by T, a total of inputs or of
   losses having whatever signs its rows have. Rows are drawn one by one, so that few of them round alike.
@@ -142,12 +144,16 @@ class ColumnSum:
 
         Atomic additions in global memory take a subnormal number for 0 (PTX, atom.add.f32): one for each row at most.
         """
-        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
-        depth = max(rows - 1, 0) + self.depth
-        chance = LAMBDA * math.sqrt(depth) * U * partial
-        error = self.carried + np.minimum(depth * U * self.size, chance) + rows * F32.smallest_normal
+        sure, chance = self.rounding(rows)
+        error = self.carried + np.minimum(sure, chance) + rows * F32.smallest_normal
         may_overflow = (self.size + self.carried >= OVERFLOW) & np.isfinite(self.total)
         return Bounded(self.total, np.where(may_overflow, np.inf, error))
+
+    def rounding(self, rows: int) -> tuple[Array, Array]:
+        """The most that the roundings of a sum over `rows` rows add up to, and the most that chance allows."""
+        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
+        depth = max(rows - 1, 0) + self.depth
+        return depth * U * self.size, LAMBDA * math.sqrt(depth) * U * partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +265,13 @@ class Float32Error:
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
         least = 0.0 if exponent % 2 == 0 else _least_of(base.least, 0.0, 0.0)
-        return self._power(base, exponent).from_least(least)
+        found = self._power(base, exponent)
+        if found.error is not None and np.any(gap := np.isinf(found.value) & ~(found.error < np.inf)):
+            # An infinite power of a base that every schedule finds is exact: inf times an error says nothing. Else, as
+            # of every value that is infinite and has no bound, not even its sign is known.
+            is_sure = np.asarray(True) if base.error is None else base.error == 0
+            found = replace(found, error=np.where(gap, np.where(is_sure, 0.0, np.inf), found.error))
+        return found.from_least(least)
 
     def _power(self, base: Bounded, exponent: float) -> Bounded:
         if exponent == 0:
@@ -538,6 +550,29 @@ class Float32Error:
             return found
 
         return ColumnSum(summed(t), summed(np.abs(t)), summed(np.square(t)), summed(error))
+
+
+def sums_of_groups(part: ColumnSum, rows: int, group: int) -> Bounded:
+    """The finished sums over `rows` rows and the columns of each group, [.., cols / group].
+
+    Columns round independently of each other, so that what chance allows grows as the root of their number.
+    """
+    sure, chance = (_in_lines(bound, group) for bound in part.rounding(rows))
+    every = Bounded(_in_lines(part.total, group), _in_lines(part.carried, group) + rows * F32.smallest_normal)
+    found = Float32Error(cols=group).reduce("sum", every)
+    rounding = np.minimum(
+        np.minimum(sure, chance).sum(axis=1, keepdims=True), np.sqrt(np.square(chance).sum(axis=1, keepdims=True))
+    )
+    may_overflow = _in_lines(part.size + part.carried, group).sum(axis=1, keepdims=True) >= OVERFLOW
+    error = plus(found.error, np.where(may_overflow & np.isfinite(found.value), np.inf, rounding))
+    assert error is not None
+    shape = (len(part.total), part.total.shape[-1] // group)
+    return Bounded(found.value.reshape(shape), error.reshape(shape))
+
+
+def _in_lines(values: Array, group: int) -> Array:
+    """A line for each group of columns."""
+    return values.reshape(-1, group)
 
 
 def _whole_sum(value: Array) -> Bounded:

@@ -33,7 +33,7 @@ from normgen.verify.bounded import NOTHING
 from normgen.verify.check import Part, column_parts, prepare
 from normgen.verify.contraction.sides import HARMLESS, OF_MAXIMUM, WHOLE, by_inner, factors, reads_saved, summed
 from normgen.verify.derivative_proof import proven_program
-from normgen.verify.error_model import stored
+from normgen.verify.error_model import ColumnSum, stored, sums_of_groups
 from normgen.verify.interpret import Array
 from normgen.verify.rows import (
     ALL,
@@ -158,7 +158,8 @@ def _takes_maximum(tree: Expression) -> bool:
 
 
 def _sample(problem: Problem) -> Problem:
-    cols = min(problem.cols, LARGEST_COLS)
+    whole = problem.spec.whole_cols
+    cols = min(problem.cols, max(1, LARGEST_COLS // whole) * whole)
     return replace(problem, rows=SAMPLE_ROWS, cols=cols, pitch=cols, accumulate=False, deterministic=False)
 
 
@@ -167,18 +168,28 @@ def _hiding(problem: Problem, families: tuple[str, ...]) -> frozenset[str]:
     """Those families whose rows hide a normal row in some column output."""
     signed = signed_parameters(problem)
     normal = column_parts(problem, draw_inputs(problem, (ORDINARY,), signed=signed))
-    told = {name: part.size > 0 for name, part in normal.items()}  # of columns that add anything at all
-    seen = {n: float(np.median(part.size[told[n]])) / SAMPLE_ROWS for n, part in normal.items() if told[n].any()}
+    groups = {name: problem.tensor(name).group for name in normal}
+    sizes = {name: _row_size(part, groups[name]) for name, part in normal.items()}
+    told = {name: size > 0 for name, size in sizes.items()}  # of columns, or groups, that add anything at all
+    seen = {name: float(np.median(size[told[name]])) for name, size in sizes.items() if told[name].any()}
     found = set()
     for family in families:
         if family in (ORDINARY, *NON_FINITE):
             continue
         parts = column_parts(problem, draw_inputs(problem, (family,), signed=signed))
         for name, part in parts.items():
-            bound = stored(part.bounded(SAMPLE_ROWS), problem.tensor(name).dtype)
+            group = groups[name]
+            found_sums = sums_of_groups(part, SAMPLE_ROWS, group) if group else part.bounded(SAMPLE_ROWS)
+            bound = stored(found_sums, problem.tensor(name).dtype)
             if name in seen and not np.median(bound[told[name]]) < seen[name]:
                 found.add(family)
     return frozenset(found)
+
+
+def _row_size(part: ColumnSum, group: int) -> Array:
+    """About what one of the sample's rows adds to each column; to each group, whose columns differ in their signs."""
+    size = part.size / SAMPLE_ROWS
+    return np.sqrt(np.square(size).reshape(len(size), -1, group).sum(axis=-1)) if group else size
 
 
 def finite_to(problem: Problem) -> tuple[str, ...]:

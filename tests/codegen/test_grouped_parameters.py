@@ -38,7 +38,7 @@ EARLY, KEPT = {**IN_REGISTERS, "params": "early"}, {**IN_REGISTERS, "params": "k
 
 
 def of(role: str, group: int, stored: str = "f32") -> Spec:
-    """A scale of this role and a weight for each `group` columns, beside a bias that has a gradient."""
+    """A scale of this role and a weight for each `group` columns, beside a bias for each column."""
     return parse(f"""
         name = "grouped"
         [tensors]
@@ -204,7 +204,7 @@ def reference(x: np.ndarray, scale: np.ndarray, weight: np.ndarray, bias: np.nda
 @pytest.mark.parametrize("group", [1, 6, 20, 40, 120])
 @pytest.mark.parametrize("role", ROLES)
 def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
-    """The kernel and the reference of the check, against numpy alone; dx by a central difference."""
+    """The kernel and the reference of the check, against numpy alone; dx and dscale by a central difference."""
     rng, rows, cols, batches = np.random.default_rng(3), 12, 120, 4
     groups = cols // group
     x, dy = rng.standard_normal((2, rows, cols)).astype(np.float32)
@@ -215,7 +215,7 @@ def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
     column = np.arange(cols) // group
     each = np.atleast_2d(scale)[np.broadcast_to(rows_of[role], rows)][:, column].astype(np.float64)
 
-    def exact(x: np.ndarray) -> np.ndarray:
+    def exact(x: np.ndarray, each: np.ndarray = each) -> np.ndarray:
         return reference(x, each, weight[column].astype(np.float64), bias)[0]
 
     spec = of(role, group)
@@ -230,14 +230,28 @@ def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
     said = verify.interpret(spec, {name: value.astype(np.float64) for name, value in given.items()})["y"]
     np.testing.assert_allclose(said, exact(x.astype(np.float64)), rtol=1e-12, atol=1e-12)
     backward = problem_for(spec, **{**problem.question.arguments(), "direction": "backward"})
-    dx, dbias = np.empty((rows, cols), np.float32), np.empty(cols, np.float32)
+    found = {"dx": x, "dbias": bias, "dscale": scale, "dweight": weight}
+    found = {name: np.empty_like(like) for name, like in found.items()}
     given = {t.name: {**given, "dy": dy, "rms": rms}[t.name] for t in backward.tensors if not t.is_written}
     module = emit(backward, default_schedule(backward, H200))
-    assert build(module).run({**given, "dx": dx, "dbias": dbias}, **sizes).is_clean
+    assert build(module).run({**given, **found}, **sizes).is_clean
     along = rng.standard_normal((rows, cols))
     near = (exact(x + 1e-4 * along) - exact(x - 1e-4 * along)) / 2e-4
-    np.testing.assert_allclose((dx * along).sum(axis=1), (dy * near).sum(axis=1), rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(dbias, dy.sum(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose((found["dx"] * along).sum(axis=1), (dy * near).sum(axis=1), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found["dbias"], dy.sum(axis=0), rtol=1e-5, atol=1e-5)
+    by_weight = dy * (exact(x) - bias) / weight[column]
+    np.testing.assert_allclose(found["dweight"], in_groups(by_weight.sum(axis=0), group), rtol=1e-3, atol=1e-4)
+    for index in np.ndindex(scale.shape):  # one group after the other
+        step = np.zeros(scale.shape)
+        step[index] = 1e-4
+        step = np.atleast_2d(step)[np.broadcast_to(rows_of[role], rows)][:, column]
+        slope = (dy * (exact(x, each + step) - exact(x, each - step))).sum() / 2e-4
+        np.testing.assert_allclose(found["dscale"][index], slope, rtol=2e-3, atol=2e-3)
+
+
+def in_groups(columns: np.ndarray, group: int) -> np.ndarray:
+    """The sums of neighbouring columns."""
+    return np.array([columns[first : first + group].sum() for first in range(0, len(columns), group)])
 
 
 def test_a_null_weight_stands_for_its_number() -> None:
@@ -304,7 +318,7 @@ def test_a_derived_gradient_is_proven_over_groups() -> None:
     problem = problem_for(of("batch_parameter", 20), shape="2x4x120", direction="backward")
     program = written_program(problem)
     slopes = verify.prove(problem, program)
-    assert {s.tensor for s in slopes} == {"x", "bias"}
+    assert {s.tensor for s in slopes} == {"x", "scale", "weight", "bias"}
     assert all(s.ok for s in slopes)
     other = replace(program, statements=tuple(map(_scaled, program.statements)))
     with pytest.raises(VerificationError, match="the derived dx of spec 'grouped' is not the derivative"):
@@ -320,14 +334,11 @@ def _scaled(statement: Statement) -> Statement:
     )
 
 
-@pytest.mark.parametrize("gradients", [["scale"], ["x", "weight"]])
-def test_a_value_of_groups_has_no_gradient(gradients: list[str]) -> None:
-    spec = of("batch_parameter", 20)
-    assert list(problem_for(spec, shape="4x2x120", direction="backward").results) == ["dx", "dbias"]
-    with pytest.raises(UsageError, match="has a value for each group of columns, and no gradient") as refused:
-        problem_for(spec, shape="4x2x120", direction="backward", gradients=gradients)
-    assert refused.value.received == f"the gradient of '{gradients[-1]}'"
-    assert "adds up over the groups" in str(refused.value.hint)
+@pytest.mark.parametrize("dtype", ["i8", "f8e8m0"])
+def test_codes_of_groups_have_no_gradient(dtype: str) -> None:
+    spec = of("batch_parameter", 20, dtype)
+    assert list(problem_for(spec, shape="4x2x120", direction="backward").results) == ["dx", "dweight", "dbias"]
+    assert spec.tensor("scale").why_no_gradient in ("whole numbers have none", "powers of two have none")
 
 
 def test_cols_are_whole_groups_of_each_size() -> None:

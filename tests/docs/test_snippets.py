@@ -13,6 +13,7 @@ from normgen.cpu import find_compiler
 from tests.mutation.cases import CASES
 from tests.mutation.ends import END_CASES, ENDS
 from tests.mutation.grids import GRID_CASES, GRIDS
+from tests.mutation.group_sums import GROUP_CASES, GROUP_SUMS
 from tests.mutation.mutants import CLASSES, all_sites, chosen
 from tests.mutation.package_changes import CHANGES
 from tests.mutation.products import PRODUCT_CASES, PRODUCTS
@@ -107,10 +108,13 @@ def test_the_figures_of_the_page_on_proofs_are_those_of_the_mutants() -> None:
     more, at_ends = (sum(m.kind in {c.name for c in classes} for m in mutants) for classes in (VARIED, ENDS))
     of_products = sum(mutant.case in PRODUCT_CASES for mutant in mutants)
     of_grids = sum(mutant.case in GRID_CASES for mutant in mutants)
-    assert f"{len(mutants) - more - at_ends - of_products - of_grids} mutants of {len(CLASSES)} classes" in page
+    of_groups = sum(mutant.case in GROUP_CASES for mutant in mutants)
+    first = len(mutants) - more - at_ends - of_products - of_grids - of_groups
+    assert f"{first} mutants of {len(CLASSES)} classes" in page
     assert f"in {len(CASES)} kernels" in page
     assert f"{more} more of {len(VARIED)} classes, in {len(VARIED_CASES)} kernels of their own" in page
     assert f"{at_ends} more of {len(ENDS)} classes,\nin {len(END_CASES)} more kernels" in page
     assert f"{of_products} of {len(PRODUCTS)} classes, in {len(PRODUCT_CASES)} kernels of products" in page
     assert f"{of_grids} of {len(GRIDS)} classes, in {len(GRID_CASES)} kernels whose blocks share rows" in page
+    assert f"{of_groups} of {len(GROUP_SUMS)} classes, in {len(GROUP_CASES)} kernels with gradients of groups" in page
     assert f"{len(CHANGES)} wrong lines" in page

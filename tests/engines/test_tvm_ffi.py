@@ -29,6 +29,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.records.record import Record
 from normgen.report.readme import ROOT
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import parse
 
 from ..export.cases import layernorm_records, record
 from ..export.driven import ROWS_PER_BATCH, WORKSPACE, Call, expected, scalar
@@ -40,8 +41,21 @@ ENTRY = re.compile(r'^ +\{reinterpret_cast<const void\*>\((.+)\), "(\w+)"\},$', 
 F32, BF16 = (2, 32), (4, 16)
 
 
+GROUPED = parse("""
+name = "scaled_by_groups"
+[tensors]
+x = "input"
+scale = { role = "batch_parameter", group = 32 }
+weight = { role = "parameter", group = 128 }
+y = "output"
+[formulas]
+y = "x * rsqrt(mean(x * x) + 1e-5) * scale * weight"
+""")
+
+
 def halves_of(*records: Record) -> Halves:
-    (group,) = groups_of(records, headers.specs_of())
+    own = GROUPED if records[0].problem.op == GROUPED.name else None
+    (group,) = groups_of(records, headers.specs_of(spec=own))
     return halves(group)
 
 
@@ -259,6 +273,10 @@ OTHERS: dict[str, tuple[Record, Call]] = {
     "in place": (record("add_rmsnorm", shape="64x512", in_place={"h": "residual", "y": "x"}), Call(rows=64, cols=512)),
     "groups": (record("rmsnorm_to_fp8_group", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a persistent grid of clusters": (CLUSTERS, Call(rows=4096, cols=131072, null=frozenset({"rstd"}))),
+    "gradients of groups": (
+        record(GROUPED, shape="4096x512", dtype="bf16", batches=4, direction="backward"),
+        Call(rows=4096, cols=512),
+    ),
     "labels": (record("cross_entropy", shape="64x512"), Call(rows=64, cols=512)),
     "whole numbers": (record("rmsnorm_to_int8_token", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
     "a matrix that is not there": (

@@ -525,3 +525,17 @@ def test_a_header_of_parameters_of_groups_compiles_and_takes_whole_groups_alone(
     wrong = [call(130), call(121), call(scale_pitch=5), call(140, scale_pitch=6, rows=4)]
     assert program.asks(wrong, {}) == [[f"= {INVALID_VALUE}"]] * len(wrong)
     assert program.asks([call(), call(140, scale_pitch=7)], {}) == [["= 0"]] * 2
+
+
+@pytest.mark.parametrize("role", ["batch_parameter", "head_parameter"])
+def test_a_header_says_what_the_gradients_of_groups_are(role: str) -> None:
+    spec = of_groups(role, 20)
+    (header,) = headers_of([record(spec, shape="8x4x120", dtype="bf16", direction="backward")], spec=spec)
+    said = " ".join(header.text.replace("// ", "").split())
+    axis = "heads" if role == "head_parameter" else "batches"
+    assert f"dscale, scale [{axis}, groups]" in said
+    assert "weight and scale: column c takes value c / 20, one for each group of 20 columns." in said
+    assert "dweight and dscale: value g is the sum over columns g * 20 to g * 20 + 19, and over rows." in said
+    assert f"dscale: row b is the sum over the rows of {axis[:4]}" in said
+    assert "dscale_pitch < cols / 20" in header.text
+    header.check()

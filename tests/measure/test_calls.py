@@ -18,6 +18,7 @@ from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.verified import CPU, Site
+from normgen.schedule.default import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load, parse
 from normgen.verify import default_families, families_of, scalar_values
@@ -389,6 +390,33 @@ def test_a_kernel_that_is_right_at_the_defaults_alone_is_refused(name: str) -> N
     found = check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, new)))
     assert not found.ok
     assert says in found.summary
+
+
+@pytest.mark.parametrize(
+    ("role", "direction"),
+    [
+        ("batch_parameter", "forward"),
+        ("batch_parameter", "backward"),
+        ("batch_input", "forward"),
+        ("head_parameter", "forward"),
+        ("head_parameter", "backward"),
+        ("head_input", "forward"),
+    ],
+)
+def test_a_kernel_whose_only_tensor_of_batches_is_null_is_told_of_batches(role: str, direction: str) -> None:
+    formulas = '[formulas]\ny = "x * rsqrt(mean(x * x) + 1e-6) * scale"'
+    tensors = f'x = "input"\nscale = {{ role = "{role}", optional = true, absent = "1" }}\ny = "output"'
+    spec = parse(f'name = "scaled_norm"\n[tensors]\n{tensors}\n{formulas}')
+    of_x = {"gradients": ("x",)} if direction == "backward" else {}
+    problem = problem_for(spec, shape="6x7x48", any_cols=True, direction=direction, **of_x)
+    for schedule in fallback_schedules(problem):
+        module = emit(problem, schedule)
+        made = [call for call in calls(problem, module, sm_count=CPU_SMS) if "scale" in call.nulls]
+        assert made
+        assert all(call.problem.sharing_rows for call in made)
+        found = check_on_cpu(problem, module, most_elements=1 << 13)
+        assert found.ok, found.summary
+        assert "ok with null scale" in found.summary
 
 
 def test_an_infinity_of_f16_is_demanded_where_the_largest_number_is_passed() -> None:

@@ -17,6 +17,7 @@ from tests.mutation.classes import CLASSES as OTHER_CLASSES
 from tests.mutation.classes import MutationClass
 from tests.mutation.ends import END_CASES, ENDS
 from tests.mutation.grids import GRID_CASES, GRIDS
+from tests.mutation.group_sums import GROUP_CASES, GROUP_SUMS
 from tests.mutation.products import PRODUCT_CASES, PRODUCTS
 from tests.mutation.rounding_classes import ROUNDING_CLASSES
 from tests.mutation.varied import VARIED as OFF_DEFAULTS
@@ -26,13 +27,14 @@ CLASSES = (*OTHER_CLASSES, *ROUNDING_CLASSES)
 QUOTA = 8  # mutants of a class
 VARIED = (*OFF_DEFAULTS, *ENDS)
 VARIED_CASES = OFF_DEFAULT_CASES | END_CASES
-ALL_CASES = CASES | VARIED_CASES | PRODUCT_CASES | GRID_CASES
-ALL_CLASSES = (*CLASSES, *VARIED, *PRODUCTS, *GRIDS)
+ALL_CASES = CASES | VARIED_CASES | PRODUCT_CASES | GRID_CASES | GROUP_CASES
+ALL_CLASSES = (*CLASSES, *VARIED, *PRODUCTS, *GRIDS, *GROUP_SUMS)
 # Classes that have kernels of their own, and these.
 OWN_CASES: tuple[tuple[tuple[MutationClass, ...], dict[str, Named]], ...] = (
     (VARIED, CASES | VARIED_CASES),
     (PRODUCTS, PRODUCT_CASES),
     (GRIDS, GRID_CASES),
+    (GROUP_SUMS, GROUP_CASES),
 )
 _COMMENT = re.compile(r"//[^\n]*")
 

@@ -76,6 +76,7 @@ RANDOM = ("tests/codegen/test_random.py",)
 BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
 QUOTIENTS = ("tests/codegen/test_library.py::test_a_quotient_is_that_of_whole_numbers",)
 HEADS = ("tests/codegen/test_heads.py", "tests/python/test_heads.py")
+OF_GROUPS = "tests/codegen/test_gradients_of_groups.py::test_"
 GROUPED = "tests/codegen/test_grouped_parameters.py::test_"
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
 FOUR_BITS = ("tests/codegen/test_four_bits.py",)
@@ -244,7 +245,69 @@ CHANGES: tuple[Change, ...] = (
         (f"{GROUPED}cols_are_whole_groups_of_each_size",),
         ("return math.lcm(*self.divisors)", "return max(self.divisors)"),
     ),
-    *changes("problem/tensors.py", (f"{GROUPED}a_value_of_groups_has_no_gradient",), ("in (gradients or ())", "in ()")),
+    *changes(
+        "problem/tensors.py",
+        (f"{OF_GROUPS}the_program_says_what_is_stored", f"{OF_GROUPS}no_block_is_the_last_at_a_group"),
+        ("            group=tensor.group,\n", ""),
+        ("self.kind.in_rows.is_columns", "self.kind.is_columns"),
+    ),
+    *changes("spec/spec.py", (f"{GROUPED}codes_of_groups_have_no_gradient",), ("].rounds_up for", "].is_integer for")),
+    *changes(
+        "program/gradient/writer.py",
+        (f"{OF_GROUPS}the_program_says_what_is_stored",),
+        ("accumulate, of.group)", "accumulate)"),
+    ),
+    *changes(
+        "program/lower.py",
+        (f"{OF_GROUPS}a_gradient_of_what_no_formula_reads_is_0",),
+        ("tensor.kind.in_rows, group=tensor.group)", "tensor.kind.in_rows)"),
+    ),
+    *changes(
+        "codegen/columns/atomics.py",
+        (
+            f"{OF_GROUPS}the_gradient_of_a_group_is_that_of_its_columns_added_up",
+            f"{OF_GROUPS}the_general_kernels_are_right",
+        ),
+        ('if self.cells.vector > 1 else ""', 'if self.cells.vector > 9 else ""'),
+        ("if store.group == size]", "]"),
+    ),
+    *changes(
+        "codegen/columns/partials.py",
+        (
+            f"{OF_GROUPS}the_gradient_of_a_group_is_that_of_its_columns_added_up",
+            f"{OF_GROUPS}the_text_of_who_adds_the_columns_of_a_group",
+        ),
+        ("{tensor}, group * {size}, warp_sums", "{tensor}, group, warp_sums"),
+    ),
+    *changes(
+        "schedule/legality.py",
+        (f"{OF_GROUPS}no_block_is_the_last_at_a_group",),
+        ("any(t.is_row_sum and t.group for", "any(t.is_row_sum for"),
+        ("any(t.is_row_sum and t.group for", "not any(t.is_row_sum for"),
+    ),
+    *changes(
+        "verify/error_model.py",
+        (f"{OF_GROUPS}columns_round_independently_and_then_the_sum_of_a_group_rounds",),
+        ("_in_lines(part.carried, group) + rows", "rows"),
+        ("np.isfinite(found.value), np.inf, rounding)", "np.isnan(found.value), np.inf, rounding)"),
+    ),
+    *changes(
+        "verify/families.py",
+        ("tests/verify/test_families.py",),
+        ("max(1, LARGEST_COLS // whole) * whole)", "LARGEST_COLS)"),
+        ("sums_of_groups(part, SAMPLE_ROWS, group) if group else", "part.bounded(SAMPLE_ROWS) if group else"),
+    ),
+    *changes(
+        "verify/error_model.py",
+        ("tests/verify/test_error_rules.py",),
+        ("np.where(is_sure, 0.0, np.inf), found.error)", "np.inf, found.error)"),
+        ("else base.error == 0\n", "else base.error >= 0\n"),
+    ),
+    *changes(
+        "program/source.py",
+        ("tests/measure/test_calls.py::test_a_kernel_whose_only_tensor_of_batches_is_null_is_told_of_batches",),
+        (", rows_per_batch=problem.rows_per_batch, any_cols", ", any_cols"),
+    ),
     *changes(
         "schedule/plan.py",
         (f"{GROUPED}values_of_groups_ask_for_no_alignment",),

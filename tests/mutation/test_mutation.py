@@ -24,6 +24,7 @@ from tests.mutation.arguments import Argument, arguments
 from tests.mutation.cases import CASES
 from tests.mutation.command import main
 from tests.mutation.grids import GRID_CASES, GRIDS
+from tests.mutation.group_sums import GROUP_CASES, GROUP_SUMS
 from tests.mutation.judge import LIMIT_S, Outcome, Task, Verdict, judge_all
 from tests.mutation.kernel_run import (
     Result,
@@ -220,6 +221,7 @@ PARTS = {
     "varied": (tuple(VARIED_CASES),),
     "products": (tuple(PRODUCT_CASES),),
     "grids": (tuple(GRID_CASES),),
+    "groups": (tuple(GROUP_CASES),),
 }
 SAMPLED = sized(8, 24)
 
@@ -249,6 +251,12 @@ def test_blocks_that_share_rows_are_changed_where_they_meet() -> None:
     assert {kind for kind, cases in of_grids.items() if cases & set(GRID_CASES)} == {m.name for m in GRIDS}
     assert len(GRIDS) >= 60
     assert set().union(*(of_grids[m.name] for m in GRIDS)) == set(GRID_CASES)
+
+
+def test_gradients_of_groups_are_changed_where_columns_are_added_up() -> None:
+    of_groups = {kind: {m.case for m in mutants} for kind, mutants in all_sites().items()}
+    assert {kind for kind, cases in of_groups.items() if cases & set(GROUP_CASES)} == {m.name for m in GROUP_SUMS}
+    assert set().union(*(of_groups[m.name] for m in GROUP_SUMS)) == set(GROUP_CASES)
 
 
 @needs_compiler

@@ -262,17 +262,17 @@ WORKS: dict[str, Asked] = {
     "GroupNorm, weights by the channel of a row and its columns": asked(
         "x input, w head_parameter f32 group=16, b head_parameter f32 group=16, y output",
         "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-5) * w + b",
-        gradients="dx",
+        gradients="dx dw db",
     ),
     "a quantised input with a scale for each row and 128 columns": asked(
         "x input f8e4m3, s batch_parameter f32 group=128, w parameter f32, y output bf16",
         "h = x * s; y = h * rsqrt(mean(h * h) + 1e-6) * w",
-        gradients="dx dw",
+        gradients="dx dw ds",
     ),
     "dequantisation by blocks of rows and columns": asked(
         "x input i8, s batch_parameter f32 group=128, y output f32",
         "y = x * s",
-        backward="a backward pass of spec 'asked' writes at least one gradient",
+        gradients="ds",
     ),
     "a path dropped in each batch": asked(
         "x input, r input, keep batch_input, y output", "y = where(keep, x / 0.9, 0) + r", gradients="dx dr"

@@ -461,9 +461,9 @@ def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tu
     norm = ng.operator(GROUPED.replace("ROLE", role))
     x, dy, bias = torch.randn(2, 5, 3, 12), torch.randn(2, 5, 3, 12), torch.randn(12)
     scale, weight = torch.randn(*size, 3), torch.rand(2) + 0.5  # the test divides by the weight
-    leaves = [x.requires_grad_(), bias.requires_grad_()]
+    leaves = [tensor.requires_grad_() for tensor in (x, bias, scale, weight)]
 
-    def plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def plain(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         each = scale.repeat_interleave(4, -1)
         h = x * (each.reshape(2, 1, 1, 12) if role == "batch_parameter" else each)
         return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5) * weight.repeat_interleave(6) + bias
@@ -474,19 +474,42 @@ def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tu
     found = torch.autograd.grad(y, leaves, dy)
     for gradient, exact in zip(found, torch.autograd.grad(want, leaves, dy), strict=True):
         torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5)
+    made = torch.compile(norm.function, backend="aot_eager", fullgraph=True)(x, weight=weight, bias=bias, scale=scale)
+    for gradient, exact in zip(torch.autograd.grad(made, leaves, dy), found, strict=True):
+        torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norm(x, bias=bias, scale=scale) - bias, (want - bias) / weight.repeat_interleave(6))
     assert norm(x[:, :0], weight=weight, bias=bias, scale=scale).shape == (2, 0, 3, 12)
     refused = {
         r"'by_groups' takes cols that are whole groups of 4": {"x": x[..., :6]},
         r"'weight' of 'by_groups' is \[2\] here, a value for each 6 columns": {"weight": torch.randn(12)},
         r"'scale' of 'by_groups' is \[.*3\] here, a value for each 4 columns": {"scale": torch.randn(*size, 12)},
-        r"'scale' of spec 'by_groups' has a value for each group of columns, and no gradient": {
-            "scale": scale.clone().requires_grad_()
-        },
     }
     for rule, wrong in refused.items():
         with pytest.raises(UsageError, match=rule):
             norm(**{"x": x, "weight": weight, "bias": bias, "scale": scale, **wrong})
+
+
+@pytest.mark.parametrize(("role", "size"), [("parameter", ()), ("batch_parameter", (2,)), ("head_parameter", (3,))])
+def test_the_emitted_text_has_the_gradients_of_groups(
+    role: str, size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("normgen.cpu.compiler").require_compiler()
+    norm = ng.operator(GROUPED.replace("ROLE", role).replace("by_groups", f"by_groups_{role}"))
+    given = {"x": torch.randn(2, 5, 3, 12), "bias": torch.randn(12), "scale": torch.randn(*size, 3)}
+    given |= {"weight": torch.randn(2)}
+    leaves = {name: tensor.requires_grad_() for name, tensor in given.items()}
+    dy, y = torch.randn(2, 5, 3, 12), norm(**leaves)
+    wants = torch.autograd.grad(y, list(leaves.values()), dy)
+    monkeypatch.setattr(calls, "takes_a_kernel", lambda *_: True)
+    monkeypatch.setattr(calls, "handle", on_the_cpu)
+    monkeypatch.setattr(norm._calls, "_ready", {})
+    monkeypatch.setattr(norm.eager, "_steps", {})
+    found = torch.autograd.grad(norm(**leaves), list(leaves.values()), dy)
+    assert len(norm._calls._ready) == 2  # both directions
+    assert all(type(ready._made).__name__ == "Wrapped" for ready in norm._calls._ready.values())
+    for name, got, want in zip(leaves, found, wants, strict=True):
+        assert got.shape == given[name].shape
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_mean_without_a_gradient_is_four_operations_beside_the_losses() -> None:

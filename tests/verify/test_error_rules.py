@@ -143,6 +143,35 @@ def test_sums_of_whole_numbers_are_exact() -> None:
     assert do.add(do.constant(2.0**23), do.constant(1.0)).error is not None
 
 
+INFINITE = [(np.inf, 0.3), (np.inf, 2.3), (-np.inf, 0.3), (np.inf, 1.5), (np.inf, 0.5), (np.inf, 3)]
+
+
+@pytest.mark.parametrize(
+    ("base", "exponent", "error"), [(0.0, -0.3, None), *((*pair, error) for pair in INFINITE for error in (None, 0.0))]
+)
+def test_an_infinite_power_has_no_error_and_its_inverse_is_0(base: float, exponent: float, error: float | None) -> None:
+    do = Float32Error(cols=2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = do.power(of(base, 2.0, error=error), exponent)
+        inverse = do.divide(of(1.0, 1.0), do.add(found, of(1.0, 1.0)))
+    assert found.error is not None
+    assert inverse.error is not None
+    assert np.isinf(found.value[0, 0])
+    assert found.error[0, 0] == 0
+    assert 0 < found.error[0, 1] < np.inf
+    assert inverse.value[0, 0] == 0
+    assert inverse.error[0, 0] < 1e-37
+    assert 0 < inverse.error[0, 1] < 1e-5
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.5, 1.5, 2, 3, -0.3, -1.5])
+def test_a_power_of_what_is_infinite_without_a_bound_is_unknown(exponent: float) -> None:
+    base = of(np.inf if exponent > 0 else 0.0, error=np.inf)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = Float32Error(cols=1).power(base, exponent)
+    assert (np.asarray(found.error) == np.inf).all()
+
+
 def test_an_exponent_that_float32_rounds_moves_the_power_by_its_logarithm() -> None:
     x = 1e-38
     found = Float32Error(cols=1).power(of(x), 0.3)

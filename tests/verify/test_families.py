@@ -9,6 +9,7 @@ import pytest
 
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from normgen.verify import ALL, check, default_families, finite_to, make_inputs, make_outputs, prepare
 from normgen.verify.rows import as_large_as, draw_rows
@@ -33,6 +34,16 @@ def test_norms_take_every_finite_row_and_an_unbounded_sum_leaves_out_what_would_
     unbounded = {"huge", "masked"}  # the exponentials of rows near the largest number have no bound, but in f16
     fitting = tuple(n for n in ALL if n not in ("inf", "nan") and (dtype == "f16" or n not in unbounded))
     assert default_families(backward(made.WARM_SOFTMAX, dtype=dtype)) == fitting
+
+
+@pytest.mark.parametrize(("group", "cols", "hides"), [(600, 1200, True), (1200, 2400, True), (7, 2002, False)])
+def test_a_sum_of_many_columns_leaves_out_what_hides_a_row_of_its_group(group: int, cols: int, hides: bool) -> None:
+    text = f'x = "input"\nw = {{ role = "parameter", group = {group} }}\ny = "output"\n[formulas]\ny = "x * w"'
+    spec = parse(f'name = "scaled"\n[tensors]\n{text}')
+    found = default_families(problem_for(spec, shape=(8, cols), direction="backward"))
+    assert "normal" in found
+    assert ("large_mean" not in found) is hides  # many equal terms round by more than a row of normal ones adds
+    assert "large_mean" in default_families(problem_for(spec, shape=(8, cols)))
 
 
 def test_without_a_sum_over_rows_every_row_counts() -> None:

@@ -6,6 +6,7 @@ from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Finish, Gather
 from normgen.codegen.module import Param, Source
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, constant
+from normgen.program.ir import Store
 from normgen.schedule.plan import TICKET_BYTES
 
 
@@ -68,33 +69,48 @@ class Ticket(Finish):
     def hand_on_total(self, index: str, value: str) -> Statement:
         return Do(f"atomicAdd(&totals[{index}], {value})")
 
-    def _finish_cell(self) -> list[Statement]:
-        """One cell's sums, of each batch in turn where there are some: written, and zeros again."""
+    def _finish_cell(self, stores: list[tuple[int, Store]]) -> list[Statement]:
+        """One cell's sums, of each batch in turn where there are some: written, and zeros again.
+
+        Or the sums of one group of columns.
+        """
         cells, every, batched = self.cells, list[Statement](), self.cells.batched
-        over_all = [store for store in cells.stores if batched and store not in batched]
-        for index, store in enumerate(cells.stores):
-            total, at = f"{cells.names[index]}_total", f"{cells.line}{cells.start(index)}cell"
-            every.append(Do(f"{total} += __ldcg(sums + {at})") if store in over_all else self._read(total, at))
-            every.append(Do(f"sums[{at}] = 0.0f"))
-            every += [] if store in over_all else cells.access.if_wanted(store.tensor, *cells.write(store, total))
+        over_all = [store for _, store in stores if batched and store not in batched]
+        for index, store in stores:
+            total, at = f"{store.tensor}_total", f"{cells.line}{cells.start(index)}"
+            found = self._of_group(store, f"sums + {at}") if store.group else f"__ldcg(sums + {at}cell)"
+            every.append(Do(f"{total} += {found}") if store in over_all else Let(f"const float {total}", found))
+            every += [] if store.group else [Do(f"sums[{at}cell] = 0.0f")]
+            every += [] if store in over_all else self._write(store)
         if not batched:
             return every
         totals = [Do(f"float {store.tensor}_total = 0.0f") for store in over_all]
-        written = [
-            one
-            for store in over_all
-            for one in cells.access.if_wanted(store.tensor, *cells.write(store, f"{store.tensor}_total"))
-        ]
+        written = [one for store in over_all for one in self._write(store)]
         return [*totals, For("for (int batch = 0; batch < max(batches, 1); ++batch)", tuple(every)), *written]
 
-    def _read(self, total: str, at: str) -> Statement:
-        return Let(f"const float {total}", f"__ldcg(sums + {at})")
+    def _of_group(self, store: Store, sums: str) -> str:
+        apart = ", kVector, kVectors" if self.cells.vector > 1 else ""
+        return f"take_group<{store.group}{apart}>({sums.removesuffix(' + ')}, group * {store.group})"
+
+    def _write(self, store: Store) -> list[Statement]:
+        written = self.cells.write(store, f"{store.tensor}_total")
+        written = [If("threadIdx.x % 32 == 0", tuple(written))] if store.group else written
+        return [*self.cells.access.if_wanted(store.tensor, *written)]
 
     def epilogue(self) -> list[Statement]:
         cells = self.cells
-        finish: list[Statement] = [Let("const int column", cells.column_of_cell), *self._finish_cell()]
-        each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
-        columns = [For(each_cell, tuple(finish))] if cells.stores else []
+        columns: list[Statement] = []
+        if cells.by_column:
+            finish = [Let("const int column", cells.column_of_cell), *self._finish_cell(cells.by_column)]
+            each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
+            columns.append(For(each_cell, tuple(finish)))
+        if cells.by_group:
+            columns.append(Comment("A warp adds the columns of a group."))
+        for size in dict.fromkeys(store.group for _, store in cells.by_group):
+            of_size = [(index, store) for index, store in cells.by_group if store.group == size]
+            groups = f"group < {cells.access.cols} / {size}; group += kThreads / 32"
+            each_group = f"for (int group = threadIdx.x / 32; {groups})"
+            columns.append(For(each_group, tuple(self._finish_cell(of_size))))
         totals: list[Statement] = []
         for index, store in enumerate(cells.totals):
             totals.append(Let(f"const float {store.tensor}_total", f"__ldcg(&totals[{index}])"))

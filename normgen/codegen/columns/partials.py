@@ -6,7 +6,7 @@ from normgen.codegen.chain import chain_setting, declare
 from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
 from normgen.codegen.columns.totals import total_constants
 from normgen.codegen.module import Kernel, Launch, Param, Source
-from normgen.codegen.statements import Do, Gap, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constant, setting
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS = 512
@@ -122,15 +122,20 @@ class TwoKernels(PartialRows):
     def _own_cell(self) -> list[Statement]:
         several = len(self.cells.stores) > 1
         tensor = [Let("const int tensor", f"{self._block} % kTensors")] if several else []
-        block = f"{self._block}{' / kTensors' if several else ''}"
-        return [*tensor, Let("const int cell", f"{block} * kCells + threadIdx.x % kCells")]
+        cell = Let("const int cell", f"{self._of_tensor} * kCells + threadIdx.x % kCells")
+        return [*tensor, *([cell] if self.cells.by_column else [])]
+
+    @property
+    def _of_tensor(self) -> str:
+        """The number of a block among those of its tensor."""
+        return f"{self._block}{' / kTensors' if len(self.cells.stores) > 1 else ''}"
 
     def _finish_columns(self) -> list[Statement]:
         cells = self.cells
         several = len(cells.stores) > 1
         tensor, sizes = "tensor" if several else "0", "kThreads, kCells, kTensors, kPitch"
         writes: list[Statement] = [Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x)")]
-        for index, store in enumerate(cells.stores):
+        for index, store in cells.by_column:
             write = tuple(cells.write(store, "total"))
             writes += [If(f"tensor == {index}", write)] if several else write
         first, rows = "partials", "partial_rows"
@@ -142,12 +147,38 @@ class TwoKernels(PartialRows):
                 found.append(Let("const bool over_all", " || ".join(over_all), "a sum over the rows of all batches"))
                 found.append(If("over_all && batch > 0", (Do("return"),), alone=True))
                 rows = "over_all ? partial_rows : batch_rows"
+        found += self._finish_groups(first, tensor)
+        if not cells.by_column:
+            return found
         return [
             *found,
             Do(f"add_partial_rows<{sizes}>({first}, {rows}, {tensor}, cell, warp_sums)"),
             Let("const int column", f"kSumVector == 1 ? cell : {cells.column('kSumVector', 'kSumVectors')}"),
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
         ]
+
+    def _finish_groups(self, first: str, tensor: str) -> list[Statement]:
+        """The blocks of a tensor take turns at its groups, and add the columns of one in all partial rows."""
+        cells, found = self.cells, list[Statement]()
+        for size in dict.fromkeys(store.group for _, store in cells.by_group):
+            of_size = [(index, store) for index, store in cells.by_group if store.group == size]
+            sizes = f"kThreads, kCells, kTensors, kPitch, {size}, kSumVector, kSumVectors"
+            over = {"batch_rows" if store in cells.batched else "partial_rows" for _, store in of_size}
+            rows = over.pop() if len(over) == 1 else "over_all ? partial_rows : batch_rows"
+            added: list[Statement] = [
+                Do(f"add_partial_group<{sizes}>({first}, {rows}, {tensor}, group * {size}, warp_sums)"),
+                Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, 0)"),
+            ]
+            for index, store in of_size:
+                who = f"threadIdx.x == 0 && tensor == {index}" if len(of_size) > 1 else "threadIdx.x == 0"
+                added.append(If(who, tuple(cells.write(store, "total"))))
+            each = f"group < kCols / {size}; group += kPitch / kCells"
+            every = For(f"for (int group = {self._of_tensor}; {each})", (*added, Do("__syncthreads()")))
+            if len(of_size) == len(cells.stores):
+                return [every]
+            of_these = " || ".join(f"tensor == {index}" for index, _ in of_size)
+            found.append(If(of_these, (every, Do("return"))))
+        return found
 
     def _finish_totals(self) -> list[Statement]:
         """The blocks behind those of the columns add the totals' rows, which lie behind the partial rows."""

@@ -21,7 +21,10 @@ PITCH = "(kCols + 31) / 32 * 32"  # as schedule/plan.py's sums_pitch
 
 
 class Cells:
-    """Where the sums of a kernel's column outputs lie, and which totals it has."""
+    """Where the sums of a kernel's column outputs lie, and which totals it has.
+
+    Of an output with a value for each group of columns they are those of columns, too, until somebody adds the blocks.
+    """
 
     def __init__(self, access: Access, sums: Sums) -> None:
         self.access = access
@@ -68,13 +71,26 @@ class Cells:
         edged = self.plan.cut.edged and not self.plan.cut.shifted
         return f"cell < {vectors} * {vector} ? {column} : cell" if edged else column
 
+    @property
+    def by_group(self) -> list[tuple[int, Store]]:
+        """The stores, with their numbers, that have a sum for each group of columns."""
+        return [(index, store) for index, store in enumerate(self.stores) if store.group]
+
+    @property
+    def by_column(self) -> list[tuple[int, Store]]:
+        """Those that have one for each column."""
+        return [(index, store) for index, store in enumerate(self.stores) if not store.group]
+
     def write(self, store: Store, value: str) -> list[Statement]:
-        """Round one column's total to its stored dtype and write (or add) it: that of batch `batch`, if it has any."""
-        to = store.tensor
+        """Round one total to its stored dtype and write (or add) it: that of batch `batch`, if it has any.
+
+        It is that of column `column`, or of group `group`.
+        """
+        to, at = store.tensor, "group" if store.group else "column"
         if store.kind.by_batch:
             to = f"{to} + static_cast<long long>(batch) * {to}_pitch"
-        text = f"element(read<1>({to} + column), 0) + {value}" if store.accumulate else value
-        written = Do(f"write_element({to}, column, {text})")
+        text = f"element(read<1>({to} + {at}), 0) + {value}" if store.accumulate else value
+        written = Do(f"write_element({to}, {at}, {text})")
         return [If("batch < batches", (written,), alone=True)] if store.kind.by_batch else [written]
 
     def write_total(self, store: Store, value: str) -> Statement:

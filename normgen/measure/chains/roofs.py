@@ -324,10 +324,11 @@ def streams_of(problem: Problem, *, parts: int = 0) -> Streams:
         return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in tensors)
 
     written = [t for t in problem.tensors if t.is_written and not (parts and t.is_row_sum)]
+    sums = sum(t.width(problem.sizes) for t in problem.tensors if t.is_row_sum)
     over = {name for name, _ in problem.in_place} or {t.name for t in written}
     return Streams(
         read=size(t for t in problem.tensors if t.is_read),
         written=size(t for t in written if t.name in over),
         beside=0 if parts else size(t for t in written if t.name not in over),  # partial sums are written there
-        partials=4 * parts * problem.cols * problem.column_outputs,
+        partials=4 * parts * sums,
     )

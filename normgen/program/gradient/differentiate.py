@@ -18,7 +18,7 @@ of a group of columns share its gradient.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import sympy as sp
@@ -61,7 +61,6 @@ from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
 MOST_TERMS = 16  # of a cotangent that is written out: no built-in operation has more than 10
-NO_TENSORS: Mapping[str, Kind] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +84,12 @@ def differentiate(
     saved: tuple[str, ...] = (),
     cotangents: tuple[str, ...] | None = None,
     accumulate: bool | tuple[str, ...] = False,
-    unread: Mapping[str, Kind] = NO_TENSORS,
+    unread: tuple[Load, ...] = (),
 ) -> RowProgram:
     """The program that computes d<input> for each input in `wrt` from d<output> of each stored elem tensor and total.
 
     wrt         loaded tensors to differentiate by; None: all of them, and those of `unread`
-    unread      tensors, with their kinds, that the program does not load: their gradients are 0
+    unread      tensors that the program does not load, as it would: their gradients are 0
     saved       forward values (row or elem) that are loaded; what is not saved is recomputed
     cotangents  stored tensors whose gradient is given; None: elem and scalar outputs. Others count as constants
     accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`). The program
@@ -99,7 +98,7 @@ def differentiate(
     than shift, and a function without a derivative.
     """
     program = factors_leave(program) if check(program).dots else program
-    inputs = {**{s.name: s.kind for s in program.loads}, **unread}
+    inputs = {s.name: s for s in (*program.loads, *unread)}
     stored = {s.tensor: s for s in program.stores}
     chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
     outputs = (s.tensor for s in program.stores if s.kind.is_elem or s.kind is Kind.SCALAR)
@@ -114,7 +113,7 @@ def differentiate(
     names = {f"d{n}" for n in chosen}
     added = names if accumulate is True else set(accumulate or ())
     _known(tuple(added), names, "only a gradient can be accumulated")
-    for name in sorted(chosen, key=lambda n: _elem_first(inputs[n])):
+    for name in sorted(chosen, key=lambda n: _elem_first(inputs[n].kind)):
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
     _require_finite(program, writer.statements)
     statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
@@ -149,7 +148,7 @@ def backward_tensors(
     *,
     wrt: tuple[str, ...] | None = None,
     cotangents: tuple[str, ...] | None = None,
-    unread: Mapping[str, Kind] = NO_TENSORS,
+    unread: tuple[Load, ...] = (),
 ) -> tuple[GradientTensor, ...]:
     """Every tensor of `differentiate(program, ...)` in the order of a call.
 
@@ -157,7 +156,7 @@ def backward_tensors(
     """
     backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents, unread=unread)
     forward_inputs = {s.name for s in program.loads}
-    order = [*forward_values(program), *unread]
+    order = [*forward_values(program), *(load.name for load in unread)]
     written = [
         GradientTensor(name=s.tensor, kind=s.kind, is_written=True, of=s.tensor[1:], value=s.value)
         for s in backward.stores

@@ -65,8 +65,9 @@ class GradientWriter:
 
     # -- gradients -----------------------------------------------------------------------------------------
 
-    def gradient(self, tensor: str, kind: Kind, poly: Poly, *, accumulate: bool) -> None:
-        """The statements that compute and store one gradient; adding zeros to a tensor is no statement."""
+    def gradient(self, tensor: str, of: Load, poly: Poly, *, accumulate: bool) -> None:
+        """The statements that compute and store the gradient by what is loaded; adding zeros to one is no statement."""
+        kind = of.kind
         expr = self._assembled_open(poly, kind, tensor)
         if accumulate and expr == 0:
             return
@@ -76,7 +77,7 @@ class GradientWriter:
             over_rows = not (kind.by_row or (kind.is_matrix and kind.by_inner)) and expr != 0
             statement = Reduce((tensor,), kind, SUM, (expr,)) if over_rows else Map(tensor, kind, expr)
             self._append(value, kind, expr, statement)
-        self.statements.append(Store(tensor, value.name, kind, accumulate))
+        self.statements.append(Store(tensor, value.name, kind, accumulate, of.group))
 
     def _assembled_open(self, poly: Poly, kind: Kind, name: str) -> sp.Expr:
         """As `assembled`; until it is, no named cotangent that it needs is said by this one."""
