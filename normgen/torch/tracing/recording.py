@@ -398,7 +398,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """torch's own, which copies the channels of all instances into one line; without statistics to keep, groups of one."""
+    """torch's own, which lays the channels of all instances side by side; without statistics to keep, groups of one."""
     if running_mean is None and running_var is None and use_input_stats:
         return torch.nn.functional.group_norm(x, x.shape[1], weight, bias, eps)
     kept = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)

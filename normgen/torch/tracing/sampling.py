@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normgen.torch.patching import telling_rows
+from normgen.torch.replacing.probing import telling_rows
 from normgen.torch.tracing.recording import COLS, INNER
 from normgen.torch.tracing.values import Traced
 
