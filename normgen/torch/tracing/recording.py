@@ -67,7 +67,7 @@ _DETACH = "say where no gradient goes with detach(), or keep it outside"
 _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
-    *("mean", "var", "std", "logsumexp", "linalg_vector_norm", "detach", "hardtanh", "softplus"),
+    *("mean", "var", "std", "logsumexp", "linalg_vector_norm", "detach", "hardtanh", "softplus", "roll"),
 ]
 
 _PLAINER = [
