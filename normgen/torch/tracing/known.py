@@ -88,7 +88,7 @@ class Known:
         if kind in ("FloatTrueDiv", "IntTrueDiv"):
             return Binary("/", parts[0], parts[1])
         if kind == "FloorDiv":
-            return aten.call("floor", Binary("/", *parts))
+            return aten.call("floor", Binary("/", parts[0], parts[1]))
         if kind in ("Mul", "Add"):
             found = parts[0]
             for part in parts[1:]:
