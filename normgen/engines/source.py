@@ -12,7 +12,7 @@ from normgen import export as headers
 from normgen.engines.tvm_ffi import of_machine_code
 from normgen.errors import NothingValidError, needed
 from normgen.export.beside import require_written
-from normgen.export.groups import groups_of
+from normgen.export.groups import groups_of, with_header
 from normgen.export.header import Halves, halves
 from normgen.export.proof import SortedOut, require_all, sorted_out
 from normgen.files.private import to_stderr, write_atomically
@@ -46,7 +46,7 @@ class Source:
 
     def halves(self, found: SortedOut) -> list[Halves]:
         """Of the headers of these records."""
-        return [halves(group) for group in groups_of(found.records, self.spec_of)]
+        return [halves(group) for group in groups_of(with_header(found.records), self.spec_of)]
 
 
 def write_libraries(source: Source, folder: Path) -> Iterator[Path]:

@@ -20,7 +20,7 @@ from normgen.export.banner import untuned
 from normgen.export.beside import others_beside, remove, require_one, require_own, require_written
 from normgen.export.compiled import check_compiles
 from normgen.export.declarations import BINDINGS
-from normgen.export.groups import groups_of, header_name, header_problem
+from normgen.export.groups import groups_of, has_no_header, header_name, leaving_problem, with_header
 from normgen.export.header import Halves, binding_guard, guard_of, halves, header_text, library_text, set_guard
 from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
@@ -254,7 +254,9 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None, rep
         (
             r
             for r in folder_records(folder)
-            if r.problem.spec_sha256 == record.problem.spec_sha256 and (*r.problem.slot(), r.place) != slot
+            if r.problem.spec_sha256 == record.problem.spec_sha256
+            and (*r.problem.slot(), r.place) != slot
+            and not has_no_header(r)
         ),
         specs_of(spec=spec),
     )
@@ -382,7 +384,7 @@ def planned(
         for one in found.refused:
             refuse(one)
     require_one(found.records, f"under {folder / 'records'}")
-    headers = headers_of(found.records, spec_folders=spec_folders, form=form)
+    headers = headers_of(with_header(found.records), spec_folders=spec_folders, form=form)
     before: dict[str, set[str]] = {}
     for old in (*there, *(old for old, _ in found.pairs)):
         if not old.spec:
@@ -427,7 +429,8 @@ def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: 
     records, spec_of = folder_records(folder), specs_of(spec_folders)
     if doubted := list(_doubted(records, spec_of)):
         return [str(one) for one in doubted]
-    headers = headers_of(records, spec_folders=spec_folders, form=form)
+    kept = [record for record in records if not has_no_header(record)]
+    headers = headers_of(kept, spec_folders=spec_folders, form=form)
     wanted = {header.file_name: header.text for header in headers}
     paths = sorted({path for pattern in form.patterns for path in folder.glob(pattern)})
     found = {path.name: path.read_bytes() for path in paths}
@@ -450,6 +453,6 @@ def _doubted(records: Iterable[Record], spec_of: SpecOf) -> Iterator[Refused]:
     """The records that do not leave as they stand."""
     for record in records:
         try:
-            header_problem(record, spec_of(record))
+            leaving_problem(record, spec_of(record))
         except NormgenError as error:
             yield Refused.of(record, error)

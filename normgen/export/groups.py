@@ -10,6 +10,7 @@ from itertools import combinations
 from normgen.device import Device, device_from
 from normgen.errors import UsageError
 from normgen.export.proof import SpecOf, require_proven, require_usable
+from normgen.files.private import to_stderr
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.problem.question import PLAIN_ALIGN, Direction
 from normgen.program.source import problem_for
@@ -114,19 +115,49 @@ class NoHeaderError(UsageError):
     """No header is made of such kernels."""
 
 
-def header_problem(record: Record, spec: Spec) -> Problem:
+def leaving_problem(record: Record, spec: Spec) -> Problem:
     """The problem a record was tuned for.
 
-    Raises UsageError if the spec has changed since, or it fits no header; VerificationError for a kernel that was not
-    compared with the reference as it is emitted today.
+    Raises UsageError if the spec has changed since; VerificationError for a kernel that was not compared with the
+    reference as it is emitted today.
     """
     require_usable(record)
     problem = problem_of(record.problem, spec)
-    if problem.col_stride > 1:
-        rule = "a header has a kernel for any number of columns, and there is none of rows side by side"
-        raise NoHeaderError(rule, received=str(problem), hint="normgen.kernel(axis=) calls it from Python")
     require_proven(record, problem)
     return problem
+
+
+def header_problem(record: Record, spec: Spec) -> Problem:
+    """As `leaving_problem`; NoHeaderError for rows side by side."""
+    if has_no_header(record):
+        raise _no_header(record)
+    return leaving_problem(record, spec)
+
+
+def has_no_header(record: Record) -> bool:
+    """Whether a record's rows lie side by side: a header has a kernel for any columns, and there is none of such."""
+    return record.problem.col_stride > 1
+
+
+def _no_header(record: Record) -> NoHeaderError:
+    key = record.problem
+    return NoHeaderError(
+        "a header has a kernel for any number of columns, and there is none of rows side by side",
+        received=f"{key.op} {key.direction} {key.rows} x {key.cols}, {key.col_stride} rows side by side",
+        hint="normgen.kernel(axis=) calls it from Python; with machine code of `normgen export --cubin`, no compiler",
+    )
+
+
+def with_header(records: Sequence[Record]) -> list[Record]:
+    """Those that a header takes; the others are told of on stderr. Raises NoHeaderError where none of some is."""
+    found = [record for record in records if not has_no_header(record)]
+    for record in records:
+        if has_no_header(record):
+            error = _no_header(record)
+            if not found:
+                raise error
+            to_stderr(f"no header of {error.received}: {error.hint}")
+    return found
 
 
 def header_name(problem: Problem) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from normgen.dtypes import dtype as dtype_named
 from normgen.errors import UsageError
 from normgen.jax import target
 from normgen.operators.forms import Form, Forms
+from normgen.problem.problem import why_not_side_by_side
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role, Spec
 from normgen.traced.jax_formulas import JaxFunction, jax_function
@@ -43,9 +45,12 @@ class Calls(Forms):
         self.function = functools.cache(self._function)
         self._mapped = functools.lru_cache(maxsize=1024)(self._made)  # one for each value of the scalars
 
-    def run(self, form: Form, given: Mapping[str, Array], scalars: Scalars) -> Arrays:
-        """The arrays that the problem of the form stores, in its order; `given` has what it reads, by name."""
-        return self._mapped(form, scalars)(*[given[use.name] for use in self.problem(form).reads])
+    def run(self, form: Form, given: Mapping[str, Array], scalars: Scalars, place: int | None = None) -> Arrays:
+        """The arrays that the problem of the form stores, in its order; `given` has what it reads, by name.
+
+        place  where cols lie among the sizes of rows [.., cols], whose order is else that of memory; None: last
+        """
+        return self._mapped(form, scalars, place)(*[given[use.name] for use in self.problem(form).reads])
 
     def formulas(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
         """A call as operations of jax.numpy."""
@@ -90,15 +95,17 @@ class Calls(Forms):
     def _function(self, form: Form) -> JaxFunction:
         return jax_function(self.problem(form).problem)
 
-    def _made(self, form: Form, scalars: Scalars) -> Callable[..., Arrays]:
+    def _made(self, form: Form, scalars: Scalars, place: int | None) -> Callable[..., Arrays]:
         """The form's call: a kernel where it can, else the formulas; under vmap, rows of all at once."""
         uses = self.problem(form)
+        if why_not_side_by_side(self.spec, uses.problem.tensors):
+            place = None
 
         def run(*arrays: Array) -> Arrays:
             formulas = functools.partial(_by_position, self.formulas, form, scalars)
             if self.spec.has_inner or not _takes_a_kernel(arrays):
                 return formulas(*arrays)
-            kernel = functools.partial(_by_position, self._launched, form, scalars)
+            kernel = functools.partial(_by_position, functools.partial(self._launched, place), form, scalars)
             found = lax.platform_dependent(*arrays, **{target.PLATFORM: kernel}, default=formulas)
             return tuple(found)
 
@@ -114,7 +121,7 @@ class Calls(Forms):
                 _of_all(use, array, size, is_batched=batched)
                 for use, array, batched in zip(uses.reads, arrays, is_batched, strict=True)
             ]
-            return mapped(*whole), everywhere
+            return (mapped if place is None else self._mapped(form, scalars, place + 1))(*whole), everywhere
 
         mapped.def_vmap(of_all)
         last = jax.custom_jvp(mapped)
@@ -129,7 +136,7 @@ class Calls(Forms):
         by_row = all(of_rows) and all(u.kind.by_row for u in uses.writes)
         return by_row and not self.function(form).numbers_rows
 
-    def _launched(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+    def _launched(self, place: int | None, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
         uses = self.problem(form)
         shape = next(a.shape for use, a in zip(uses.reads, arrays, strict=True) if use.kind.is_elem)
         batches = [len(a) for use, a in zip(uses.reads, arrays, strict=True) if use.kind.by_batch]
@@ -147,9 +154,23 @@ class Calls(Forms):
             scalars=dict(zip((name for name, _ in self.spec.scalars), scalars, strict=True)),
             reads=tuple(use.name for use in uses.reads),
             writes=tuple(use.name for use in uses.writes),
+            beside=1 if place is None else math.prod(shape[place:-1]),
         )
         results = jax.eval_shape(functools.partial(_by_position, self.formulas, form, scalars), *arrays)
-        return tuple(target.launch(call, results, arrays))
+        if place is None:
+            return tuple(target.launch(call, results, arrays))
+        # Moved back to where its author's array has them, by the opposite of how they came: XLA leaves both out.
+        lying = [_moved(use, array, -1, place) for use, array in zip(uses.reads, arrays, strict=True)]
+        results = [
+            jax.eval_shape(functools.partial(_moved, use, to=place), r)
+            for use, r in zip(uses.writes, results, strict=True)
+        ]
+        found = target.launch(call, results, lying)
+        return tuple(_moved(use, array, place, -1) for use, array in zip(uses.writes, found, strict=True))
+
+
+def _moved(use: TensorUse, array: Array, of: int = -1, to: int = -1) -> Array:
+    return jnp.moveaxis(array, of, to) if use.kind.is_elem else array
 
 
 def _takes_a_kernel(arrays: Sequence[Array]) -> bool:

@@ -19,22 +19,17 @@ from normgen.spec.reader import load
 Array = Any
 
 
-def _over_axis(run: Callable[..., Array], x: Array, axis: Any, where: Any, **options: Any) -> Array:
-    """`run` along another axis, which is moved behind the others, and copied."""
-    if where is not None:
-        hint = "normgen.jax.masked_softmax(x, mask), whose mask is added: -inf where an element is left out"
-        raise UsageError("a softmax takes whole rows", received=f"where={where!r}", hint=hint)
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        hint = "axis=-1 is the last; reshape several axes to one"
-        raise UsageError(f"axis is one of the {x.ndim} axes", received=f"axis={axis}", hint=hint)
-    return jnp.moveaxis(run(jnp.moveaxis(x, axis, -1), **options), -1, axis)
+def _whole_rows(_: Callable[..., Array], where: Any) -> Array:
+    hint = "normgen.jax.masked_softmax(x, mask), whose mask is added: -inf where an element is left out"
+    raise UsageError("a softmax takes whole rows", received=f"where={where!r}", hint=hint)
 
 
 _SOFTMAX = """
-if axis != -1 or where is not None:
-    return run_beside_(call_, input, axis, where, dtype=dtype)
+if where is not None:
+    return run_beside_(call_, where)
 """
-_BESIDE = Beside(parameter="axis=-1, where=None", lines=_SOFTMAX, run=_over_axis)  # what those of jax.nn take
+# What those of jax.nn take.
+_BESIDE = Beside(parameter="axis=-1, where=None", lines=_SOFTMAX, run=_whole_rows)
 
 
 @functools.cache

@@ -50,6 +50,8 @@ class Operator:
     example has its own parameters, or its own gradient of them, or numbers its rows) XLA has the formulas.
     An output that follows an input has the dtype that JAX promotes the inputs [.., cols] to, or `dtype`. Scalars are
     numbers of Python: a kernel gets them by value. A seed is a whole number, int32, uint32 or int64 [], or a key.
+    `axis` is that of the columns: a kernel reads and writes [.., cols, ..] where it lies, and values of rows have the
+    sizes without it.
 
     Raises UsageError for arrays that do not fit, for a gradient that the spec has not, and for a second derivative.
     """
@@ -82,7 +84,7 @@ class Operator:
             name=name or spec.name,
             takes=takes or {},
             defaults=defaults or {},
-            options={"dtype": None},
+            options={"dtype": None, "axis": -1},
             module="normgen.jax",
             says=f"Returns {', '.join(self.returns)}.",
             beside=beside,
@@ -91,7 +93,7 @@ class Operator:
         self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
         called = functools.partial(self._called)
         called.__name__ = self.function.__name__  # type: ignore[attr-defined]  # what a jaxpr shows
-        self._jitted = jax.jit(called, static_argnums=(1, 2))
+        self._jitted = jax.jit(called, static_argnums=(1, 2, 3))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -101,15 +103,49 @@ class Operator:
 
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as operations of jax.numpy, in float32 inside (float64 for float64), with all derivatives."""
-        arrays, scalars, out = self._taken(*self._bound(*args, **named))
+        *given, axis = self._bound(*args, **named)
+        arrays, scalars, out = self._taken(*given)
+        place = self._place(arrays, axis)
+        arrays = self._rows(arrays, place)
         self._calls.checked(arrays)
         form = self._form(self._writes.plainly, arrays, out)
         given = dict(zip((t.name for t in self._calls.reads), arrays, strict=True))
         found = self._calls.formulas(form, scalars, [given[use.name] for use in self._calls.problem(form).reads])
-        return _picked(self._ordered(form, found), self._of_plain)
+        return self._back(_picked(self._ordered(form, found), self._of_plain), place)
 
-    def _run(self, arrays: Sequence[Any], scalars: Sequence[Any], dtype: Any) -> Any:
-        return self._jitted(*self._taken(arrays, scalars, dtype))
+    def _run(self, arrays: Sequence[Any], scalars: Sequence[Any], dtype: Any, axis: int) -> Any:
+        taken = self._taken(arrays, scalars, dtype)
+        return self._jitted(*taken, None if axis == -1 else self._place(taken[0], axis))
+
+    def _place(self, arrays: Arrays, axis: Any) -> int | None:
+        """Where the axis is among the sizes of rows; None: last. Raises UsageError."""
+        ndim = arrays[self._elems[0]].ndim
+        if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < max(ndim, 1):
+            hint = "axis=-1 is the last; reshape several axes to one"
+            raise UsageError(f"axis is one of the {ndim} axes", received=f"axis={axis}", hint=hint)
+        place = axis % ndim if ndim else -1
+        if place in (-1, ndim - 1):
+            return None
+        if self.spec.has_inner:
+            rule = f"a product has its axes by name: '{self.spec.name}' takes none"
+            raise UsageError(rule, received=f"axis={axis}", hint="move its axis: jnp.moveaxis(x, axis, -1)")
+        return place
+
+    def _rows(self, arrays: Arrays, place: int | None) -> Arrays:
+        """[.., cols] of [.., cols, ..]."""
+        reads = self._calls.reads
+        return tuple(
+            jnp.moveaxis(a, place, -1) if place is not None and a is not None and t.kind.is_elem else a
+            for t, a in zip(reads, arrays, strict=True)
+        )
+
+    def _back(self, found: Any, place: int | None) -> Any:
+        """What is returned, [.., cols, ..] where it is of rows."""
+        if place is None:
+            return found
+        named = zip(self.returns, found if isinstance(found, tuple) else (found,), strict=True)
+        moved = [jnp.moveaxis(y, -1, place) if self.spec.tensor(name).kind.is_elem else y for name, y in named]
+        return moved[0] if len(moved) == 1 else tuple(moved)
 
     def _taken(self, given: Sequence[Any], scalars: Sequence[Any], dtype: Any) -> tuple[Arrays, Scalars, str]:
         """The arrays, None for an absent one; the scalars; our name of the dtype of what follows an input."""
@@ -139,13 +175,18 @@ class Operator:
             raise UsageError(f"'{read.name}' of '{self.spec.name}' is an array", received=type(value).__name__)
         return jnp.asarray(value)
 
-    def _called(self, arrays: Arrays, scalars: Scalars, out: str) -> Any:
+    def _called(self, arrays: Arrays, scalars: Scalars, out: str, lies: int | None) -> Any:
+        arrays = self._rows(arrays, lies)
         self._calls.checked(arrays)
         places = tuple(place for place, array in enumerate(arrays) if array is not None)
-        return self._differentiable(places, scalars, out)(*[arrays[place] for place in places])
+        found = self._differentiable(places, scalars, out, lies)(*[arrays[place] for place in places])
+        return self._back(found, lies)
 
-    def _with_gradient(self, places: Places, scalars: Scalars, out: str) -> Callable[..., Any]:
-        """The call as a function of the arrays that are there, which JAX knows how to differentiate."""
+    def _with_gradient(self, places: Places, scalars: Scalars, out: str, lies: int | None) -> Callable[..., Any]:
+        """The call as a function of the arrays that are there, which JAX knows how to differentiate.
+
+        lies  as `place` of `Calls.run`
+        """
         reads = self._calls.reads
 
         def whole(values: Sequence[Any]) -> Arrays:
@@ -153,14 +194,14 @@ class Operator:
             return tuple(there.get(place) for place in range(len(reads)))
 
         def run(*values: Array) -> Any:
-            return _picked(self._forward(self._writes.plainly, whole(values), scalars, out), self._of_plain)
+            return _picked(self._forward(self._writes.plainly, whole(values), scalars, out, lies), self._of_plain)
 
         def forward(*primals: Any) -> tuple[Any, Any]:
             arrays = whole([primal.value for primal in primals])
             wanted = dict(zip(places, [primal.perturbed for primal in primals], strict=True))
             if not any(wanted.values()):
                 return run(*[primal.value for primal in primals]), None
-            results = self._forward(self._writes.saving, arrays, scalars, out)
+            results = self._forward(self._writes.saving, arrays, scalars, out, lies)
             form = Form(
                 direction=Direction.BACKWARD,
                 written=self._writes.saved,
@@ -186,16 +227,18 @@ class Operator:
                 return (None,) * len(places)
             kept, saved, like = residual
             found = cotangents if isinstance(cotangents, tuple) else (cotangents,)
-            return self._gradients(kept, saved, like, found, scalars)
+            return self._gradients(kept, saved, like, found, scalars, lies)
 
         made = jax.custom_vjp(run)
         made.defvjp(forward, backward, symbolic_zeros=True)
         return made  # type: ignore[no-any-return]
 
-    def _forward(self, written: tuple[str, ...], arrays: Arrays, scalars: Scalars, out: str) -> Arrays:
+    def _forward(
+        self, written: tuple[str, ...], arrays: Arrays, scalars: Scalars, out: str, lies: int | None
+    ) -> Arrays:
         form = self._form(written, arrays, out)
         given = dict(zip((t.name for t in self._calls.reads), arrays, strict=True))
-        return self._ordered(form, self._calls.run(form, given, scalars))
+        return self._ordered(form, self._calls.run(form, given, scalars, lies))
 
     def _form(self, written: tuple[str, ...], arrays: Arrays, out: str) -> Form:
         return Form(direction=Direction.FORWARD, written=written, dtypes=self._calls.dtypes(arrays), out=out)
@@ -206,7 +249,13 @@ class Operator:
         return tuple(named[name] for name in form.written)
 
     def _gradients(
-        self, kept: _Kept, saved: Mapping[str, Array], like: _Like, cotangents: Sequence[Any], scalars: Scalars
+        self,
+        kept: _Kept,
+        saved: Mapping[str, Array],
+        like: _Like,
+        cotangents: Sequence[Any],
+        scalars: Scalars,
+        lies: int | None,
     ) -> tuple[Any, ...]:
         """The gradient of every array that was there, None of one that nobody asked for."""
         uses = self._calls.problem(kept.form)
@@ -219,7 +268,7 @@ class Operator:
                 zeros = given.get(use.name)
                 given[use.name] = _zeros(use, like) if zeros is None else zeros.astype(_dtype(use, like.first))
         found: dict[str, Array] = {}
-        for use, gradient in zip(uses.writes, self._calls.run(kept.form, given, scalars), strict=True):
+        for use, gradient in zip(uses.writes, self._calls.run(kept.form, given, scalars, lies), strict=True):
             for name in (use.of, *use.also):
                 found[name] = gradient
         names = [self._calls.reads[place].name for place in kept.places]

@@ -39,6 +39,7 @@ class Call:
     spec     the name of one that ships, else its text
     reads, writes  the tensors, in the order of the buffers
     batches  rows of the tensors [batches, cols]; 0: there are none
+    beside   rows that lie side by side: so many elements are between neighbours of a row
     """
 
     spec: str
@@ -54,6 +55,7 @@ class Call:
     scalars: dict[str, float]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    beside: int = 1
 
     @property
     def text(self) -> str:
@@ -89,6 +91,7 @@ def kernel_of(question: str, device: int) -> tuple[Kernel, Call]:
         deterministic=call.deterministic,
         stable_parameters=call.stable_parameters,
         device=device,
+        beside=call.beside,
     )
     return made, call
 

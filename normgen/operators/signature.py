@@ -14,6 +14,7 @@ from normgen.spec.spec import Spec, Tensor
 class Beside:
     """A parameter behind the first that a framework's function of the same name has, and a spec has not.
 
+    parameter  with its default; several with commas between them. One of an option's name is that option
     lines  what a call does with it, as Python, by the names of the parameters: where it is said as the framework says
            it, `return run_beside_(call_, ...)`. It reads nothing but its arguments, as `traced` does
     run    run_beside_
@@ -58,9 +59,11 @@ def functions_of(
     tensors = [f"{called[t.name]}{'=None' if place > asked else ''}" for place, t in enumerate(order)]
     values = [f"{scalars[n]}={defaults.get(n, value)!r}" for n, value in spec.scalars]
     between = [beside.parameter] if beside else []
+    said = [one.partition("=")[0].strip() for one in beside.parameter.split(",")] if beside else []
     ours = [f"{option}={value!r}" for option, value in options.items()]
+    behind = [f"{option}={value!r}" for option, value in options.items() if option not in said]
     parameters = ", ".join((*tensors, *values, *["*"] * bool(ours), *ours))
-    public = ", ".join((*tensors[:1], *between, *tensors[1:], *values, *["*"] * bool(ours), *ours))
+    public = ", ".join((*tensors[:1], *between, *tensors[1:], *values, *["*"] * bool(behind), *behind))
     first = textwrap.indent(beside.lines, " " * 8) if beside else ""
     bound = ", ".join(
         (f"({', '.join(called.values())},)", f"({''.join(f'{n}, ' for n in scalars.values())})", *options)

@@ -348,6 +348,8 @@ class Kernel:
         Raises UsageError for kernels that only Python launches.
         """
         batches = rows // rows_per_batch if rows_per_batch else 1
+        beside = self.problem.col_stride
+        rows_per_batch = beside if beside > 1 else rows_per_batch
         lengths = {**self.problem.lengths, "rows_per_batch": rows_per_batch}
         sms = self._executor.sm_count
         size = self.module.workspace_bytes(rows=rows, sm_count=sms, batches=batches, **lengths)
@@ -359,7 +361,7 @@ class Kernel:
             if not isinstance(bound, Launchable):
                 raise UsageError("these kernels are launched from Python alone", received=repr(self))
             for tensor, shape in shapes.items():
-                bound.set_tensor(tensor.name, None, shape[-1] if len(shape) > 1 else 1)
+                bound.set_tensor(tensor.name, None, shape[-1] * beside if len(shape) > 1 else 1)
             bound.set(scalars={**self._scalars, **scalars}, rows_per_batch=rows_per_batch or None, workspace=0)
             bound.set_rows(rows, batches)
             cells, grids = bound.packed()

@@ -19,7 +19,8 @@ from normgen.torch.choosing import Site, sites
 from normgen.torch.functional import cross_entropy, function
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
-from normgen.torch.patching import Norm, Report, replace, restore
+from normgen.torch.replacing.patching import Report, replace, restore
+from normgen.torch.replacing.probing import Norm
 from normgen.torch.tracing.comparing import Comparison
 from normgen.torch.tracing.fusing import Fused, fused
 

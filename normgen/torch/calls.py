@@ -85,10 +85,13 @@ class Calls(Forms):
         """Whether a forward call is to add its totals in one order, as torch says now; False where there are none."""
         return self.has_totals and torch.are_deterministic_algorithms_enabled()
 
-    def backward(self, form: Form, given: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
+    def backward(
+        self, form: Form, given: Sequence[Value | None], scalars: tuple[float, ...], *, by_layout: bool = False
+    ) -> Values:
         """The gradients that the problem of the form stores, in its order.
 
-        `given` in the order of what it reads; the gradient of an output that is not there, None, is 0.
+        `given` in the order of what it reads; the gradient of an output that is not there, None, is 0. `by_layout`: as
+        in `prepared`.
         """
         tensors: tuple[Value, ...] = tuple(given)
         if any(tensor is None for tensor in given):
@@ -98,7 +101,7 @@ class Calls(Forms):
             tensors = tuple(
                 _zeros(use, first, lengths) if t is None else t for use, t in zip(names, given, strict=True)
             )
-        return self.behind(form, tensors)(tensors, scalars)
+        return self.behind(form, tensors, by_layout=by_layout)(tensors, scalars)
 
     def behind(self, form: Form, tensors: Values, *, by_layout: bool = False) -> Ready:
         """What computes a backward call of these tensors, as `backward` takes them, all of them there."""

@@ -49,7 +49,7 @@ def over_last(run: Any, shape: Any, x: Tensor, *parameters: Any, eps: float | No
 
 
 def _over_dim(run: Any, x: Tensor, dim: Any, **options: Any) -> Tensor:
-    """`run` along another dimension: its kernel reads rows side by side, and a compiled graph copies them."""
+    """`run` along another dimension: its kernel reads rows side by side; an exported program copies them."""
     if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
         raise UsageError(f"dim is one of the {x.ndim} dimensions", received=f"dim={dim}", hint="dim=-1 is the last")
     return run(x.movedim(dim, -1), **options).movedim(-1, dim)
@@ -127,8 +127,8 @@ def cross_entropy(
 ) -> Tensor:
     """Cross entropy of logits [.., cols] with labels [..], as torch's, and z_loss * log(sum(exp(input)))**2 beside it.
 
-    Logits [batch, cols, ..] with labels [batch, ..], as torch has them, are read where they lie; a compiled graph
-    copies them.
+    Logits [batch, cols, ..] with labels [batch, ..], as torch has them, are read where they lie; an exported
+    program copies them.
     loss = log(sum(exp(input))) - input[target] of each row, in float32, and 0 where target is `ignore_index`; "mean"
     divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0, as torch's.
     A label that is neither a column nor `ignore_index` raises OutsideError, an IndexError, on the CPU; on a GPU and in

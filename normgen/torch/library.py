@@ -64,7 +64,7 @@ class Operators:
 
     def __init__(self, calls: Calls, returns: Collection[str], base: str) -> None:
         spec = calls.spec
-        self.calls, self._base = calls, base
+        self.calls, self.base = calls, base
         self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
         writes = writes_of(spec, returns)
         self.outputs, self.plainly, self.written, self.saved = (
@@ -77,14 +77,12 @@ class Operators:
         self._kept: dict[Any, Kept] = {}
         self.backward = self._backward(f"{base}_backward")
         self.saving = self._forward(f"{base}_saving", self.written)
-        torch.library.register_autograd(
-            f"normgen::{base}_saving", self._gradients, setup_context=self._set_up, lib=_LIBRARY
-        )
+        with_gradient(f"{base}_saving", self._gradients, self.set_up)
         self.plain = self.saving if self.plainly == self.written else self._forward(base, self.plainly)
         if self.plain is not self.saving:
             error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
-            _LIBRARY.impl(base, self._without_gradient(error), "Autograd", with_keyset=True)
-        self.decomposed = _composite(f"{base}_decomposed", self._schema(self.plainly), self._formulas(self.plainly))
+            without_gradient(self.plain, len(self._takes), error)
+        self.decomposed = _composite(f"{base}_decomposed", self.schema(self.plainly), self._formulas(self.plainly))
         self._is_shared_out = False
         if sharding.is_loaded():
             self.share_out()
@@ -99,13 +97,13 @@ class Operators:
         sharding.register(self.backward, self._asked_backward, is_list=True)
 
     def _asked_forward(self, written: tuple[str, ...], args: Sequence[Any]) -> sharding.Asked:
-        tensors, _, dtype = self._split(args)
-        uses = self.calls.problem(self._form(written, tensors, dtype))
+        tensors, _, dtype = self.split(args)
+        uses = self.calls.problem(self.form(written, tensors, dtype))
         there = {name: t for name, t in zip(self._takes, tensors, strict=True) if t is not None}
         return uses.problem, uses.reads, uses.writes, there, tuple(there)
 
     def _asked_backward(self, args: Sequence[Any]) -> sharding.Asked:
-        form, given, _ = self._split_backward(args)
+        form, given, _ = self.split_backward(args)
         uses = self.calls.problem(form)
         there = {use.name: given[use.name] for use in uses.reads if given.get(use.name) is not None}
         order = tuple(name for name, tensor in given.items() if tensor is not None)
@@ -176,8 +174,8 @@ class Operators:
             found[place] = found[place].reshape(shape)
         return found
 
-    def _set_up(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors, scalars, dtype = self._split(inputs)
+    def set_up(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors, scalars, dtype = self.split(inputs)
         results = output if isinstance(output, tuple) else (output,)
         self.keep(ctx, ctx.needs_input_grad[: len(tensors)], tensors, results, scalars, dtype)
 
@@ -213,16 +211,16 @@ class Operators:
         form = Form(direction=Direction.FORWARD, written=self.plainly, dtypes=named, out=name_of(dtype))
         return least_elements(self.calls.spec, self.calls.problem(form))
 
-    def _split(self, args: Sequence[Any]) -> tuple[Values, tuple[float, ...], Any]:
+    def split(self, args: Sequence[Any]) -> tuple[Values, tuple[float, ...], Any]:
         count = len(self._takes)
         tensors, dtype = tuple(args[:count]), args[-1]
         return tensors, tuple(args[count:-1]), self.dtype(tensors, in_float32=False) if dtype is None else dtype
 
-    def _form(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Form:
+    def form(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Form:
         dtypes, out = self.calls.dtypes(tensors), name_of(dtype)
         return Form(direction=Direction.FORWARD, written=written, dtypes=dtypes, out=out)
 
-    def _schema(self, written: Sequence[str], last: str = DTYPE) -> str:
+    def schema(self, written: Sequence[str], last: str = DTYPE) -> str:
         return forward_schema(self.calls.spec, self.calls.reads, len(written), last)
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
@@ -236,69 +234,41 @@ class Operators:
             ready = likely.get(key)
             results = NotImplemented if ready is None else ready.repeated(tensors, scalars)
             if results is NotImplemented:
-                ready = self.calls.prepared(written, *self._split(args)[::2])
+                ready = self.calls.prepared(written, *self.split(args)[::2])
                 results = alone(ready(tensors, scalars))
                 if ready.is_kernel:
                     likely[key] = ready
             return results
 
         def like(*args: Any) -> Any:
-            tensors, _, dtype = self._split(args)
+            tensors, _, dtype = self.split(args)
             self.calls.checked(tensors)
             given = dict(zip(self._takes, tensors, strict=True))
-            return alone(self.calls.like(self._form(written, tensors, dtype), given))
+            return alone(self.calls.like(self.form(written, tensors, dtype), given))
 
         def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-            tensors, scalars, dtype = self._split(args)
-            form = self._form(written, tensors, dtype)
+            tensors, scalars, dtype = self.split(args)
+            form = self.form(written, tensors, dtype)
             given = dict(zip(self._takes, zip(tensors, in_dims, strict=False), strict=True))
 
             def kernel(whole: Mapping[str, Any]) -> Values:
-                found = defined(*(whole.get(name) for name in self._takes), *scalars, dtype)
+                found = made(*(whole.get(name) for name in self._takes), *scalars, dtype)
                 return found if isinstance(found, tuple) else (found,)
 
             found = self.calls.of_all(form, given, info.batch_size, kernel)
             return alone(found), alone((0,) * len(found))
 
-        if written == self.plainly:
-            self._run_plain = run
-        defined = _defined(name, self._schema(written), run, like, of_all)
+        made = defined(name, self.schema(written), run, like, of_all)
         # For exporters that must not leave an operator of ours in a program, as that to ONNX.
-        register_decomposition(defined)(self._formulas(written))
-        return defined
-
-    def _without_gradient(self, error: UsageError) -> Callable[..., Any]:
-        """What autograd does with `plain`: on plain tensors the kernel, with no second way through the dispatcher."""
-
-        def below(keyset: Any, *args: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return self.plain.redispatch(keyset & torch._C._after_autograd_keyset, *args)
-
-        class Refused(torch.autograd.Function):
-            @staticmethod
-            def forward(_: Any, *args: Any) -> Any:
-                return below(*args)
-
-            @staticmethod
-            def backward(_: Any, *_cotangents: Any) -> Any:
-                raise error
-
-        def run(keyset: Any, *args: Any) -> Any:
-            if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-                return Refused.apply(keyset, *args)
-            is_seen = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
-            if is_seen or any(type(t) not in _PLAIN for t in args[: len(self._takes)] if t is not None):
-                return below(keyset, *args)
-            return self._run_plain(*args)
-
-        return run
+        register_decomposition(made)(self._formulas(written))
+        return made
 
     def _formulas(self, written: tuple[str, ...]) -> Callable[..., Any]:
         """What is written, as torch's own operations."""
 
         def run(*args: Any) -> Any:
-            tensors, scalars, dtype = self._split(args)
-            return alone(self.calls.formulas(self._form(written, tensors, dtype), tensors, scalars))
+            tensors, scalars, dtype = self.split(args)
+            return alone(self.calls.formulas(self.form(written, tensors, dtype), tensors, scalars))
 
         return run
 
@@ -308,7 +278,7 @@ class Operators:
         After tensors and scalars it takes dtype and opaque, which may be None, and where the call stands.
         """
         of = hashlib.sha256(" ".join((name, *returns, f"{in_float32}")).encode()).hexdigest()[:12]
-        schema = self._schema(returns, "ScalarType? out_dtype_, bool? opaque_, str where_")
+        schema = self.schema(returns, "ScalarType? out_dtype_, bool? opaque_, str where_")
         count = len(self._takes)
 
         def run(*args: Any) -> Any:
@@ -316,16 +286,13 @@ class Operators:
                 lower(op)
             return chosen(tuple(args[:count]), tuple(args[count:-3]), *args[-3:])
 
-        return _composite(f"{self._base}_call_{of}", schema, run)
+        return _composite(f"{self.base}_call_{of}", schema, run)
 
     # backward
 
     def _backward(self, name: str) -> Any:
         """It takes the gradients of the outputs, the read tensors, those saved, the scalars and a form's texts."""
-        names = (*(f"d{output}" for output in self.outputs), *self._takes, *self.saved)
-        scalars = [f"float {scalar}" for scalar, _ in self.calls.spec.scalars]
-        texts = ("str gradients_", "str dtypes_", "str out_dtype_")
-        schema = f"({', '.join((*(f'Tensor? {n}' for n in names), *scalars, *texts))}) -> Tensor[]"
+        names = self.backward_takes = (*(f"d{output}" for output in self.outputs), *self._takes, *self.saved)
 
         def split(args: Sequence[Any]) -> tuple[Form, dict[str, Any], tuple[float, ...]]:
             *values, gradients, dtypes, out = args
@@ -358,17 +325,25 @@ class Operators:
             made = self.calls.of_all(form, reads, info.batch_size, kernel)
             return list(made), [0] * len(made)
 
-        self._split_backward = split
-        found = _defined(name, schema, run, like, of_all)
+        self.split_backward = split
+        found = defined(name, self.backward_schema(), run, like, of_all)
         error = no_second(self.calls.spec.name)
-        torch.library.register_autograd(f"normgen::{name}", _raising(error), lib=_LIBRARY)
-        self._backward_takes = names
+        with_gradient(name, raising(error))
         return found
 
-    def run_backward(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+    def backward_schema(self, *last: str) -> str:
+        tensors = [f"Tensor? {name}" for name in self.backward_takes]
+        scalars = [f"float {scalar}" for scalar, _ in self.calls.spec.scalars]
+        texts = ("str gradients_", "str dtypes_", "str out_dtype_", *last)
+        return f"({', '.join((*tensors, *scalars, *texts))}) -> Tensor[]"
+
+    def backward_args(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> tuple[Any, ...]:
         given = dict(zip((use.name for use in self.calls.problem(form).reads), reads, strict=True))
-        values = [given.get(name) for name in self._backward_takes]
-        return tuple(self.backward(*values, *scalars, ",".join(form.gradients), ",".join(form.dtypes), form.out))
+        values = [given.get(name) for name in self.backward_takes]
+        return *values, *scalars, ",".join(form.gradients), ",".join(form.dtypes), form.out
+
+    def run_backward(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+        return tuple(self.backward(*self.backward_args(form, reads, scalars)))
 
 
 class _Transformed(torch.autograd.Function):
@@ -428,14 +403,45 @@ def no_second(spec: str) -> UsageError:
     return refusal("a kernel of normgen has a first derivative and no second one", f"a second derivative of '{spec}'")
 
 
-def _raising(error: UsageError) -> Callable[..., Any]:
+def with_gradient(name: str, gradients: Callable[..., Any], set_up: Callable[..., Any] | None = None) -> None:
+    torch.library.register_autograd(f"normgen::{name}", gradients, setup_context=set_up, lib=_LIBRARY)
+
+
+def without_gradient(op: Any, count: int, error: UsageError) -> None:
+    """What autograd does with an operator of `count` tensors: on plain ones what runs it, with no second dispatch."""
+
+    def below(keyset: Any, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    class Refused(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, *args: Any) -> Any:
+            return below(*args)
+
+        @staticmethod
+        def backward(_: Any, *_cotangents: Any) -> Any:
+            raise error
+
+    def run(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return Refused.apply(keyset, *args)
+        is_seen = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+        if is_seen or any(type(t) not in _PLAIN for t in args[:count] if t is not None):
+            return below(keyset, *args)
+        return op.direct(*args)
+
+    _LIBRARY.impl(op.name().removeprefix("normgen::"), run, "Autograd", with_keyset=True)
+
+
+def raising(error: UsageError) -> Callable[..., Any]:
     def backward(*_: Any) -> None:
         raise error
 
     return backward
 
 
-def _defined(
+def defined(
     name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any], of_all: Callable[..., Any]
 ) -> Any:
     if hasattr(torch.ops.normgen, name):
@@ -448,7 +454,7 @@ def _defined(
     torch.library.register_fake(f"normgen::{name}", like, lib=_LIBRARY)
     torch.library.register_vmap(f"normgen::{name}", of_all, lib=_LIBRARY)
     op = getattr(torch.ops.normgen, name).default
-    op.direct = run  # what a compiled program calls
+    op.direct, op.of_all = run, of_all  # what a compiled program calls, and what vmap does
     return op
 
 

@@ -24,7 +24,8 @@ from normgen.errors import NoDeviceError, UsageError, did_you_mean
 from normgen.records.statistics import Ratio, median, paired_ratio, price_ratio
 from normgen.text import figure, table
 from normgen.torch.choosing import sites
-from normgen.torch.patching import Norm, replace, restore
+from normgen.torch.replacing.patching import replace, restore
+from normgen.torch.replacing.probing import Norm
 
 Module = Any
 Tensor = Any

@@ -45,8 +45,7 @@ class LayerNorm(torch.nn.LayerNorm):
 class Softmax(torch.nn.Softmax):
     """torch.nn.Softmax by our kernels: y = exp(x - max) / sum(exp(x - max)) along `dim`.
 
-    Along another dimension than the last rows are read where they lie; a compiled graph copies them. Raises UsageError
-    without one.
+    Along another dimension than the last rows are read where they lie. Raises UsageError without one.
     Under autocast on CUDA the result is float32, as torch's.
     """
 

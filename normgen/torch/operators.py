@@ -15,6 +15,7 @@ from normgen.operators.forms import returned, spec_of_operator
 from normgen.operators.signature import Beside, functions_of
 from normgen.spec.spec import Spec
 from normgen.torch import sharding
+from normgen.torch.along import along_of
 from normgen.torch.calls import Values, as_wide
 from normgen.torch.choosing import is_worth_a_call, line_of_call, note
 from normgen.torch.eager import Eager
@@ -53,6 +54,7 @@ class Operator:
         self.returns = returned(spec, returns)
         self.operators = operators_of(spec, self.returns, deterministic, stable_parameters, any_rows)
         calls = self._calls = self.operators.calls
+        self._along = along_of(self.operators)
         self._of_plain = tuple(self.operators.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self.operators.written.index(output) for output in self.returns)
         self._in_float32, self._name = in_float32, name or spec.name
@@ -128,8 +130,15 @@ class Operator:
         operators = self.operators
         if sharding.has_shared(tensors):
             operators.share_out()
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None):
-            if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+        is_saving = torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None)
+        along = self._along if not (is_transformed or torch.compiler.is_exporting()) else None
+        axis = along.axis(tensors, dtype) if along and not sharding.has_shared(tensors) else None
+        if along and axis is not None:
+            op, places = (along.saving, self._of_saving) if is_saving else (along.plain, self._of_plain)
+            return _picked(along(op, tensors, scalars, operators.said(tensors, dtype), axis), places)
+        if is_saving:
+            if is_transformed:
                 return _picked(operators.transformed(tensors, scalars, dtype), self._of_saving)
             return _picked(operators.saving(*tensors, *scalars, operators.said(tensors, dtype)), self._of_saving)
         return _picked(operators.plain(*tensors, *scalars, operators.said(tensors, dtype)), self._of_plain)

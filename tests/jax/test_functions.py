@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -306,7 +307,7 @@ def test_any_text_is_an_operator_in_one_call() -> None:
     ours = lambda x, weight: made(x, weight, limit=1.5)  # noqa: E731
     check_close(ours(x, weight), plain(x, weight))
     check_close(jax.grad(loss(ours), (0, 1))(x, weight), jax.grad(loss(plain), (0, 1))(x, weight))
-    assert str(inspect.signature(made.function)) == "(x, weight=None, limit=2.0, *, dtype=None)"
+    assert str(inspect.signature(made.function)) == "(x, weight=None, limit=2.0, *, dtype=None, axis=-1)"
 
 
 @pytest.mark.parametrize("op", ["quantize_to_fp8_token", "quantize_to_int8_token", "quantize_to_fp8_group"])
@@ -371,6 +372,33 @@ def test_what_bears_a_name_of_jax_nn_takes_its_arguments_in_its_order(name: str,
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -2, -1])
+def test_an_operator_along_any_axis_is_its_formula_along_it(axis: int) -> None:
+    """Values of rows have the sizes without it; so have their gradients."""
+    made, draw = nj.operator("layernorm", returns=("y", "mean")), np.random.default_rng(0)
+    x = jnp.asarray(draw.normal(size=(4, 3, 5)), np.float32)
+    weight, bias = (jnp.asarray(draw.normal(size=x.shape[axis]), np.float32) for _ in range(2))
+
+    def loss(run: Any, x: Any, weight: Any, bias: Any) -> Any:
+        y, mean = run(x, weight, bias)
+        return (y * jnp.cos(x)).sum(), (y, mean)
+
+    def plain(x: Any, weight: Any, bias: Any) -> Any:
+        moved = jnp.moveaxis(x, axis, -1)
+        mean = moved.mean(-1)
+        y = (moved - mean[..., None]) * jax.lax.rsqrt(moved.var(-1, keepdims=True) + 1e-5) * weight + bias
+        return jnp.moveaxis(y, -1, axis), mean
+
+    ours = lambda *given: made(*given, axis=axis)  # noqa: E731
+    whole = lambda *given: made.decomposition(*given, axis=axis)  # noqa: E731
+    found = [
+        jax.value_and_grad(functools.partial(loss, run), (0, 1, 2), has_aux=True)(x, weight, bias)
+        for run in (ours, whole, plain)
+    ]
+    for one in found[:2]:
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), one, found[2])
+
+
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
@@ -378,6 +406,12 @@ def test_what_bears_a_name_of_jax_nn_takes_its_arguments_in_its_order(name: str,
         (lambda: nj.swiglu(jnp.ones((3, 8)), jnp.ones((2, 8))), r"'up' of 'swiglu' has the shape \(3, 8\) here"),
         (lambda: nj.softmax(jnp.float32(1.0)), r"takes \[.., cols\]"),
         (lambda: nj.softmax(jnp.ones((2, 3)), (0, 1)), "axis is one of the 2 axes"),
+        (lambda: nj.rms_norm(jnp.ones((2, 3)), axis=2), "axis is one of the 2 axes"),
+        (
+            lambda: nj.rms_norm(jnp.ones((2, 3)), jnp.ones(3), axis=0),
+            r"'weight' of 'rmsnorm' has the shape \(2,\) here",
+        ),
+        (lambda: nj.operator("linear")(jnp.ones((4, 3)), jnp.ones((3, 2)), axis=0), "a product has its axes by name"),
         (lambda: nj.log_softmax(jnp.ones((2, 3)), -1, jnp.ones((2, 3)) > 0), "a softmax takes whole rows"),
         (lambda: nj.softmax([1.0, 2.0]), "'x' of 'softmax' is an array"),
         (lambda: nj.softmax(jnp.ones((2, 3), np.int32)), "stored as one of: f32, f16, bf16"),

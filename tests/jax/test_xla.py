@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -73,6 +74,79 @@ def test_a_call_and_its_gradients_are_those_of_the_formulas(call: str, host: Hos
         rough = 2.0**-7 if formula.dtype == jnp.bfloat16 else 2e-6
         ours, formula = np.asarray(ours, np.float64), np.asarray(formula, np.float64)
         np.testing.assert_allclose(ours, formula, rtol=rough, atol=4 * rough * np.abs(formula).max(initial=1))
+
+
+ALONG: dict[str, tuple[Any, tuple[Any, ...], int]] = {  # function, arguments, the axis of their columns
+    "channels": (nj.layer_norm, (drawn(2, 12, 3, 8), drawn(12), drawn(12)), 1),
+    "rows of a matrix": (nj.softmax, (drawn(40, 9),), 0),
+    "the axis in front of the last": (nj.log_softmax, (drawn(2, 3, 16, 5),), -2),
+    "two outputs": (nj.add_rms_norm, (drawn(3, 8, 4), drawn(3, 8, 4), drawn(8)), 1),
+    "16 bits": (nj.rms_norm, (drawn(3, 8, 4, dtype=jnp.bfloat16), drawn(8)), 1),
+    "labels": (nj.operator("cross_entropy"), (drawn(4, 10, 6), jnp.arange(24, dtype=np.int32).reshape(4, 6) % 10), 1),
+}
+
+
+@pytest.mark.parametrize("call", ALONG)
+def test_rows_along_another_axis_are_read_and_written_where_they_lie(call: str, host: Host) -> None:  # noqa: F811
+    function, arguments, axis = ALONG[call]
+    wrt = tuple(place for place, a in enumerate(arguments) if jnp.issubdtype(a.dtype, jnp.floating))
+    shapes = jax.tree.leaves(jax.eval_shape(lambda *a: function(*a, axis=axis), *arguments))
+    by = [DRAW.standard_normal(y.shape) for y in shapes]
+
+    def loss(*given: Any) -> Any:
+        found = function(*given, axis=axis)
+        return sum((y * c).sum() for y, c in zip(jax.tree.leaves(found), by, strict=True)), found
+
+    run = jax.jit(jax.value_and_grad(loss, wrt, has_aux=True))
+    got = jax.block_until_ready(run(*arguments))
+    questions = [json.loads(question) for question in host.questions]
+    size, place = arguments[0].shape, axis % arguments[0].ndim
+    assert {q["beside"] for q in questions} == {int(np.prod(size[place + 1 :]))}
+    assert {q["direction"] for q in questions} == {"forward", "backward"}
+    assert len(host.device.seen) >= 2
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(target, "device", lambda: None)
+        jax.clear_caches()
+        want = jax.value_and_grad(loss, wrt, has_aux=True)(*arguments)
+    for ours, formula in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert ours.dtype == formula.dtype
+        rough = 2.0**-7 if formula.dtype == jnp.bfloat16 else 2e-6
+        ours, formula = np.asarray(ours, np.float64), np.asarray(formula, np.float64)
+        np.testing.assert_allclose(ours, formula, rtol=rough, atol=4 * rough * np.abs(formula).max(initial=1))
+
+
+@pytest.mark.usefixtures("host")
+def test_xla_copies_nothing_around_a_call_along_another_axis() -> None:
+    x, weight = drawn(2, 12, 3, 8), drawn(12)
+
+    def program(run: Any) -> tuple[int, int]:
+        """How many calls of ours, and moves of elements, XLA's program has."""
+        text = jax.jit(jax.grad(lambda x: (run(x) ** 2).sum())).lower(x).compile().as_text()
+        return text.count(f'custom_call_target="{NAME}"'), len(re.findall(r"[\]}] (?:transpose|copy)\(", text))
+
+    assert program(lambda x: nj.rms_norm(x, weight, axis=1)) == (2, 0)
+    calls, moves = program(lambda x: jnp.moveaxis(nj.rms_norm(jnp.moveaxis(x, 1, -1), weight), -1, 1))
+    assert calls == 2
+    assert moves > 0
+
+
+def test_under_vmap_rows_along_another_axis_are_one_call(host: Host) -> None:  # noqa: F811
+    x = drawn(3, 2, 6, 4)
+    for in_axis in (0, 1):
+        host.device.seen.clear()
+        got = jax.vmap(lambda x: nj.softmax(x, 1), in_axis)(x)
+        assert jax.block_until_ready(got) is not None
+        assert len(host.device.seen) == 1
+        assert json.loads(host.questions[-1])["beside"] == 4
+        np.testing.assert_allclose(got, jax.vmap(lambda x: jax.nn.softmax(x, 1), in_axis)(x), rtol=1e-5, atol=1e-6)
+
+
+def test_batches_along_another_axis_are_moved(host: Host) -> None:  # noqa: F811
+    x, scale, shift = drawn(2, 12, 3), drawn(2, 12), drawn(2, 12)
+    got = nj.ada_layer_norm(x, scale, shift, axis=1)
+    assert json.loads(host.questions[-1])["beside"] == 1
+    want = jnp.moveaxis(nj.ada_layer_norm.operator.decomposition(jnp.moveaxis(x, 1, -1), scale, shift), -1, 1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_small_numbers_leave_as_they_are_stored(host: Host) -> None:  # noqa: F811

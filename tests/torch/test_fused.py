@@ -904,7 +904,7 @@ IN_WORDS: dict[str, tuple[Any, tuple[int, ...], str, str]] = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), STACKED, "'batch_norm' is not", LAST),
     "linear": (lambda x: x @ x.transpose(-1, -2), STACKED, "'matmul' is not row-wise", "stays outside"),
     "float64": (lambda x: x.double() * 2, STACKED, "'double': arithmetic is that of float32", ""),
-    "roll": (lambda x: x.roll(1, -1), STACKED, "'roll': what it makes of the number of columns", ""),
+    "roll": (lambda x: x.exp().roll(1, 0) + x, STACKED, "'roll': it goes over rows", "a row is the last axis"),
     "its own error": (raising, STACKED, "ValueError: a gate needs an even number", ""),
 }
 

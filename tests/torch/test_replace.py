@@ -150,7 +150,7 @@ def test_dtypes_in_which_a_module_rounds_otherwise_are_left_to_it() -> None:
 
 
 def test_modules_that_are_alike_are_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from normgen.torch import patching
+    from normgen.torch.replacing import patching
 
     examined: list[Any] = []
     examine = patching._examine

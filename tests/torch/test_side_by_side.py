@@ -8,38 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from normgen.dtypes import DType  # noqa: E402
-from normgen.measure.cpu_check import has_compiler  # noqa: E402
-from normgen.operators import launch  # noqa: E402
 from normgen.program.classes import ProgramClass, class_of  # noqa: E402
-from normgen.python.cpu import Cpu  # noqa: E402
-from normgen.python.handle import kernel as make  # noqa: E402
 from normgen.spec.reader import load  # noqa: E402
 from normgen.torch import calls  # noqa: E402
 from normgen.torch.operators import Operator  # noqa: E402
 
 Tensor = Any
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Kernels run on the CPU executor; the handles that were made."""
-    if not has_compiler():
-        pytest.skip("no C++ compiler builds the executor")
-    found: list[Any] = []
-
-    def on_cpu(*args: Any, **named: Any) -> Any:
-        found.append(make(*args, **{**named, "device": "cpu"}))
-        return found[-1]
-
-    def new_like(_: Any, array: Tensor, shape: tuple[int, ...], dtype: DType, strides: Any = None) -> Tensor:
-        assert strides is None
-        return array.new_empty(shape, dtype=getattr(torch, dtype.torch))
-
-    monkeypatch.setattr(Cpu, "new_like", new_like)
-    monkeypatch.setattr(launch, "kernel", on_cpu)
-    monkeypatch.setattr(calls, "takes_a_kernel", lambda _, here: all(t.dtype != torch.float64 for t in here))
-    return found
 
 
 def classes(made: list[Any]) -> list[ProgramClass]:

@@ -12,7 +12,7 @@ import torch
 
 from normgen.spec.formula import Binary, Cast, Expression, Name
 from normgen.spec.spec import Role
-from normgen.spec.writing import number
+from normgen.spec.writing import minus, number
 from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import Formulas, names_for
@@ -87,6 +87,8 @@ class Known:
             return parts[0]
         if kind in ("FloatTrueDiv", "IntTrueDiv"):
             return Binary("/", parts[0], parts[1])
+        if kind == "FloorDiv":
+            return aten.call("floor", Binary("/", parts[0], parts[1]))
         if kind in ("Mul", "Add"):
             found = parts[0]
             for part in parts[1:]:
@@ -97,6 +99,26 @@ class Known:
         if kind.endswith("sqrt"):
             return aten.call("sqrt", *parts)
         raise ValueError("what it makes of the number of columns is not in the language")
+
+    def rolled_by(self, arg: Any) -> Expression:
+        """By how many columns: whole numbers and shares of the columns, `d // 2` being a half.
+
+        A kernel refuses columns of which the share is no whole number.
+        """
+        size = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg
+        if isinstance(size, int):
+            return number(size)
+        expr, cols = size.node.expr, self.sizes.get(COLS)
+        expr = expr.replace(lambda e: type(e).__name__ == "FloorDiv", lambda e: e.args[0] / e.args[1]).expand()
+        share = expr.coeff(cols)
+        by = expr - share * cols
+        if not (share.is_Rational and by.is_Integer):
+            raise ValueError("it is rolled by whole numbers and shares of the columns")
+        found: Expression = Name(LENGTHS[COLS])
+        found = found if abs(share.p) == 1 else Binary("*", number(abs(share.p)), found)
+        found = found if share.q == 1 else Binary("/", found, number(share.q))
+        found = minus(found) if share.p < 0 else found
+        return found if by == 0 else Binary("+", found, number(int(by)))
 
     def joined(self, shapes: Sequence[Dims]) -> Dims:
         """The sizes of an operation on tensors that are spread to one shape."""

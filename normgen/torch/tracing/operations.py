@@ -106,6 +106,17 @@ class Operations(Known):
 
     op_select_copy = op_select
 
+    def op_roll(self, _: Node, given: Node, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
+        value = self.value(given)
+        if not dims and len(value.dims) > 1:
+            raise ValueError("it goes over rows, not along the columns of each")
+        for shift, dim in zip(shifts, dims or (0,), strict=True):
+            if value.dims[dim] not in ((), (COLS,)):
+                raise ValueError("it goes over rows, not along the columns of each")
+            if value.dims[dim]:
+                value = replace(value, tree=aten.call("roll", value.tree, self.rolled_by(shift)))
+        return value
+
     # numbers
 
     def op_to_copy(self, node: Node, given: Node, **_: Any) -> Value:

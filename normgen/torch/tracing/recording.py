@@ -67,7 +67,7 @@ _DETACH = "say where no gradient goes with detach(), or keep it outside"
 _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
-    *("mean", "var", "std", "logsumexp", "linalg_vector_norm", "detach", "hardtanh", "softplus"),
+    *("mean", "var", "std", "logsumexp", "linalg_vector_norm", "detach", "hardtanh", "softplus", "roll"),
 ]
 
 _PLAINER = [
@@ -372,6 +372,7 @@ class _Lines(TorchFunctionMode):
         first = len(self.shapes.guards)
         func = _linear if func is torch.nn.functional.linear else func
         func = dropped if self.draws and name == "dropout" else func
+        func = _instance_norm if func is torch.nn.functional.instance_norm else func
         found = func(*args, **(kwargs or {}))
         if name and frame is not None:
             line = _line(frame.f_code.co_filename, frame.f_lineno)
@@ -385,6 +386,23 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
         return torch.nn.functional.linear(x, weight, bias)
     found = x @ weight.t()
     return found + bias.to(found.dtype)
+
+
+def _instance_norm(
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """torch's own, which lays the channels of all instances side by side; without statistics to keep, groups of one."""
+    if running_mean is None and running_var is None and use_input_stats:
+        return torch.nn.functional.group_norm(x, x.shape[1], weight, bias, eps)
+    kept = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    return torch.nn.functional.instance_norm(x, *kept)
 
 
 def _own_gradient(func: Any, args: Sequence[Any], frame: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normgen.torch.patching import telling_rows
+from normgen.torch.replacing.probing import telling_rows
 from normgen.torch.tracing.recording import COLS, INNER
 from normgen.torch.tracing.values import Traced
 
@@ -22,7 +22,8 @@ _COLS, _INNER = 48, 36  # where the function leaves them open
 def samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[Tensor]]:
     """Arguments of the function: rows of all families; labels within the columns, then some that are not."""
     count = len(found.recorded.axes) - 1
-    cols = found.recorded.axes[-1] if isinstance(found.recorded.axes[-1], int) else _COLS
+    whole = math.lcm(found.spec.whole_cols, _COLS)  # rows are rolled by shares of their columns
+    cols = found.recorded.axes[-1] if isinstance(found.recorded.axes[-1], int) else whole
     leading = [2] * (count - 1) + [8] if count > 1 else [16] * count
     inner = found.recorded.inner
     sizes = {**dict(enumerate(leading)), COLS: cols, INNER: inner if isinstance(inner, int) else _INNER}

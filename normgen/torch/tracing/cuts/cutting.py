@@ -45,7 +45,20 @@ class Cut:
 
     def __init__(self, call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence[str], title: str) -> None:
         self.graph, self.tree, mode = flat(call, tensors)
-        pieces = Pieces(self.graph, mode)
+        try:
+            self._take_apart(Pieces(self.graph, mode, copies=False))
+            if not any(map(self.layout.axes.base, self.layout.reduced.values())):
+                raise CannotCutError  # nothing goes along the rows: what torch lays out is read faster
+        except CannotCutError:
+            self._take_apart(Pieces(self.graph, mode, copies=True))
+        self._lay_out()
+        kernel: Any = functools.partial(self._kernel)
+        self.kernel = kernel
+        kernel.names = [_name_of(leaf, self.arguments, names) for leaf in self.leaves]
+        kernel.__qualname__ = title
+
+    def _take_apart(self, pieces: Pieces) -> None:
+        """What stands in front, in the kernel and behind, and which axes are its rows. Raises CannotCutError."""
         self.arguments, self.results = pieces.arguments, pieces.results
         wanted = [r for r in self.results if isinstance(r, Step)]
         used = _used(wanted)
@@ -59,18 +72,27 @@ class Cut:
         self.leaves = list(read)
         self.constants = [s for s in self.steps if s.constant is not None]
         self.layout = Layout(self.inside, self.leaves)
-        self._lay_out()
-        kernel: Any = functools.partial(self._kernel)
-        self.kernel = kernel
-        kernel.names = [_name_of(leaf, self.arguments, names) for leaf in self.leaves]
-        kernel.__qualname__ = title
 
     def _lay_out(self) -> None:
-        """The sizes of rows, of which those that always stand together are one."""
+        """The sizes of rows, of which those that always stand together are one.
+
+        Rows are in the order in which the main tensor lies, and columns keep rows in front of them and behind apart: so
+        nothing is copied. Where the function gives a tensor without gaps in another order, rows are in the order of the
+        sizes, and the main tensor is copied: its author may view the result in another shape.
+        """
         layout, sizes = self.layout, self.layout.axes.sizes
+        order = layout.axis_of(layout.main)
+        self.is_copied = any(
+            step.val.is_contiguous() and layout.axis_of(step) != [a for a in layout.lies if a in layout.axis_of(step)]
+            for step in self.written
+            if self._is_whole(step)
+        )
+        lies = order if self.is_copied else layout.lies
+        between = [lies.index(axis) for axis in layout.columns if axis in lies]
         shown = [set(layout.axis_of(step)) for step in (*self.leaves, *self.written) if step is not layout.main]
+        shown += [] if self.is_copied else [set(lies[: min(between, default=0)])]
         self.runs: list[list[int]] = []
-        for axis in layout.rows:
+        for axis in [a for a in dict.fromkeys((*lies, *layout.rows)) if a in layout.rows]:
             last = self.runs[-1] if self.runs else []
             if last and all((axis in axes) == (last[-1] in axes) for axes in shown):
                 last.append(axis)
@@ -78,6 +100,10 @@ class Cut:
                 self.runs.append([axis])
         self.cols = math.prod(sizes[axis] for axis in layout.columns)
         self.rows = [math.prod(sizes[axis] for axis in run) for run in self.runs]
+
+    def _is_whole(self, step: Step) -> bool:
+        """Whether it has an element for each of the rows and columns."""
+        return {*self.layout.axis_of(step)} == {*self.layout.rows, *self.layout.columns}
 
     # a tensor as rows, and back
 
@@ -96,7 +122,8 @@ class Cut:
         tensor = tensor.reshape([sizes[axis] if axis in own else 1 for axis in every])
         tensor = tensor.expand([sizes[axis] if axis in full else 1 for axis in every])
         rows = [n if keep else 1 for n, keep in zip(self.rows, kept, strict=True)] if any(kept) else []
-        return tensor.reshape([*rows, self.cols if has_columns else 1])
+        tensor = tensor.reshape([*rows, self.cols if has_columns else 1])
+        return tensor.contiguous() if is_whole and self.is_copied else tensor
 
     def back(self, step: Step, tensor: Tensor) -> Tensor:
         layout, sizes = self.layout, self.layout.axes.sizes
@@ -106,7 +133,8 @@ class Cut:
         found = tensor.reshape([sizes[axis] for axis in lying]).permute([lying.index(axis) for axis in own])
         shape = shape_of(step)
         ones = [n if layout.axes.base(run) else 1 for n, run in zip(shape, layout.runs[step], strict=True)]
-        return found.reshape(ones).expand(shape)
+        found = found.reshape(ones).expand(shape)
+        return found.contiguous() if step.val.is_contiguous() and not self._is_whole(step) else found
 
     # what runs
 

@@ -102,15 +102,21 @@ class Layout:
         self._join_apart()
         self.columns = self._columns()
         self.main = self._main()
-        order = self.axis_of(self.main)
-        every = list(dict.fromkeys([*order, *(a for leaf in leaves for a in self.axis_of(leaf))]))
+        every = list(dict.fromkeys(a for leaf in (self.main, *leaves) for a in self.axis_of(leaf)))
         if not any(set(every) == set(self.axis_of(step)) for step in (self.main, *steps)):
             raise CannotCutError  # several tensors of rows, of which each has its own
+        self.lies = self._in_memory(self.main)
         self.columns = [a for a in every if a in set(self.columns)]
         self.rows = [a for a in every if a not in set(self.columns)]
 
     def axis_of(self, step: Step) -> list[int]:
         return self.axes.base([axis for run in self.runs[step] for axis in run])
+
+    def _in_memory(self, leaf: Step) -> list[int]:
+        """Its axes in the order in which they lie: those of a permuted argument are still where they were."""
+        strides = leaf.val.stride()
+        dims = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+        return self.axes.base([axis for dim in dims for axis in self.runs[leaf][dim]])
 
     def of(self, step: Step) -> Runs:
         name, given = step.name, step.given

@@ -133,14 +133,19 @@ def places_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int 
 
 @dataclass
 class Pieces:
-    """A graph of a function of tensors of known sizes, operation by operation. Raises CannotCutError."""
+    """A graph of a function of tensors of known sizes, operation by operation. Raises CannotCutError.
+
+    copies  torch copies arguments whose new shape is no view of them; else the kernel's rows are what they would be
+    """
 
     graph: Any
     mode: Any
+    copies: bool
     steps: list[Step] = field(default_factory=list)
     arguments: list[Step] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     parts: dict[Any, Any] = field(default_factory=dict)
+    uncopied: set[Any] = field(default_factory=set)  # of whose copies the kernel reads the originals
 
     def __post_init__(self) -> None:
         found: dict[Node, Any] = {}
@@ -153,7 +158,7 @@ class Pieces:
                 found[node].is_whole = not val.dtype.is_floating_point
                 self.arguments.append(found[node])
             elif node.op == "output":
-                self.results = [self.whole(found[n]) if isinstance(n, torch.fx.Node) else n for n in node.args[0]]
+                self.results = [self.result(found[n]) if isinstance(n, torch.fx.Node) else n for n in node.args[0]]
             elif node.op == "call_function":
                 args, kwargs = (torch.fx.map_arg(given, lambda n: found[n]) for given in (node.args, node.kwargs))
                 found[node] = self.applied(node.target, args, dict(kwargs), node)
@@ -172,7 +177,8 @@ class Pieces:
         # What follows from whole numbers alone, as a mask of padding does, has no gradient, and is small.
         step.is_whole = bool(given) and all(g.is_whole for g in given) and _count(step) <= self.few
         is_made = step.is_free or (step.is_whole and is_pointwise(op))
-        is_moved = places <= {"front"} and (step.name in {*_MOVES, "getitem"} or is_made)
+        is_view = step.name in {*_MOVES, "getitem"} and (self.copies or not _copies(step))
+        is_moved = places <= {"front"} and (is_view or is_made)
         step.place = place or ("behind" if "behind" in places else "front" if is_moved else "kernel")
         if step.place == "behind" and step.name not in {*_MOVES, *_BEHIND, "getitem"} and _count(step) > self.few:
             raise CannotCutError  # torch would compute there what is a kernel's
@@ -188,6 +194,11 @@ class Pieces:
         if op is not operator.getitem and not isinstance(op, torch._ops.OpOverload):
             raise CannotCutError
         name = name_of(op)
+        if name in RESHAPES:  # a view of what the function was traced with may be none of what it is called with
+            op, args = aten.reshape.default, args[:2]
+        if name in ("clone", "contiguous") and isinstance(args[0], Step) and args[0].place == "front":
+            self.uncopied.add(args[0])
+            return args[0]
         if name in _LIKE:
             val, value = node.meta["val"], args[-1] if "full" in name else int("ones" in name)
             sized = (list(val.shape), value) if _LIKE[name] is aten.full.default else (list(val.shape),)
@@ -291,6 +302,15 @@ class Pieces:
             raise CannotCutError
         return Parts(dim, [part for one in given for part in (one.parts if isinstance(one, Parts) else [one])])
 
+    def result(self, value: Any) -> Any:
+        """What is returned: `whole`, and a copy of what the function copied."""
+        value, step = self.whole(value), value
+        while isinstance(step, Step) and step.place == "front":
+            if step in self.uncopied:
+                return self.made(aten.clone.default, (value,), {}, value.node, "behind")
+            step = next(iter(step.given), None)
+        return value
+
     def whole(self, value: Any) -> Any:
         """Of parts, what torch puts together behind the kernel."""
         if isinstance(value, Parts):
@@ -362,3 +382,16 @@ class Pieces:
 
 def _count(step: Step) -> int:
     return step.val.numel() if isinstance(step.val, torch.Tensor) else 0
+
+
+def _copies(step: Step) -> bool:
+    """Whether another shape of a value is a copy of it."""
+    if step.name not in RESHAPES or step.is_free:
+        return False
+    with torch.utils._python_dispatch._disable_current_modes():
+        lying = torch.empty_strided(step.given[0].val.shape, step.given[0].val.stride(), device="meta")
+        try:
+            lying.view(step.args[1])
+        except RuntimeError:
+            return True
+    return False

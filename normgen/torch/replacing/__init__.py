@@ -1,0 +1,1 @@
+"""`replace`: the norms of a model, found by what they compute."""

@@ -1,0 +1,264 @@
+"""`replace`: the norms of a model that is there, found by what they compute, and by none of their names."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normgen.errors import UsageError
+from normgen.torch.replacing.probing import INTERNAL, NONE, Norm, told
+
+Tensor = Any
+Module = Any
+
+_PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
+_LEFT_OPEN = INTERNAL | {"training", "forward"}  # what torch sets on a module, and we do
+_FIXED = (type, torch.nn.Module, torch.nn.Parameter, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_LARGEST_EPS = torch.finfo(torch.float32).max
+
+
+class Forward:
+    """In the place of a module's forward: our function where it computes the same, else what the module did."""
+
+    def __init__(self, module: Module, norm: Norm, *, name: str, opaque: bool | None) -> None:
+        self.name = name
+        self.module, self.norm, self.original, self.opaque = module, norm, module.forward, opaque
+        self.operator = norm.operator
+        # The operator's tensors as places among (the rows, the parameters), None of one that is absent.
+        places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
+        self.places = None if places == tuple(range(len(places))) else places
+        self.eps_at = [scalar for scalar, _ in self.operator.spec.scalars].index("eps")
+        # What it computes while all of these are as they were: its own attributes, and those of its class.
+        self.examined: dict[str, Any] = {name: value for name, value in vars(module).items() if name not in _LEFT_OPEN}
+        self.held = tuple(name for name, value in self.examined.items() if _may_change(value))
+        self.prints = [_print(self.examined[name]) for name in self.held]
+        self.examined |= {name: getattr(module, name) for name in norm.reads}
+        self.of_class = bool(norm.reads)
+        # At the last call, whose scalars these are: how many attributes it had, and those that decide.
+        self.size, self.seen = -1, ()  # type: tuple[int, tuple[tuple[str, Any], ...]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the operator, which remembers loaded kernels and belongs to nobody: for copies and pickles."""
+        return {name: value for name, value in self.__dict__.items() if name != "operator"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, operator=state["norm"].operator, size=-1, seen=())
+
+    def __call__(self, *args: Any, **named: Any) -> Tensor:
+        (x,) = (*args, *named.values()) if named else args
+        norm, module, known = self.norm, self.module, self.module._parameters
+        lying = norm.lying
+        if lying is not None and not lying.takes(x):
+            return self.original(x)
+        rows = x if lying is None else lying.rows(x)
+        given = [rows]
+        for name in norm.parameters:
+            parameter = known.get(name)  # not so of one that is parametrized, or a part of a flat one
+            if parameter is None and (parameter := getattr(module, name)) is None:
+                return self.original(x)
+            given.append(parameter)
+        dtype = norm.dtypes.get((x.dtype, given[-1].dtype))
+        scalars = self.scalars
+        is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
+        if is_traced:
+            scalars = self.scalars_now()
+        elif len(own := module.__dict__) != self.size or self.of_class or self.held:
+            scalars = self.scalars_again()
+        else:
+            for name, value in self.seen:
+                if own.get(name, NONE) is not value:
+                    scalars = self.scalars_again()
+                    break
+        if dtype is None or scalars is None:
+            return self.original(x)
+        if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
+            dtype = None
+        places = self.places
+        tensors = (
+            tuple(given) if places is None else tuple([None if place is None else given[place] for place in places])
+        )
+        if is_traced:
+            for parameter in given[1:]:
+                if parameter.shape != rows.shape[-1:]:
+                    return self.original(x)
+            found = self.operator.traced(*tensors, *scalars, dtype, self.opaque, self.name)
+        else:
+            try:
+                found = self.operator.eager(tensors, scalars, dtype)
+                if found is NotImplemented:
+                    found = self.operator.run(tensors, scalars, dtype, self.opaque)
+            except UsageError:  # a parameter of another shape, say, that the module spreads
+                return self.original(x)
+        return found if lying is None else lying.back(found, x)
+
+    def scalars_again(self) -> tuple[float, ...] | None:
+        """As `scalars_now`, remembered for calls behind which no attribute is set."""
+        own = vars(self.module)
+        if not self.is_held_as_it_was():
+            return None
+        added = own.keys() - self.examined.keys() - _LEFT_OPEN
+        # What wraps a module, a compiler say, sets names with _, which no forward reads that did not ask for them.
+        if any(not name.startswith("_") or name in self.norm.asks for name in added):
+            return None
+        scalars = self.scalars_now()
+        if scalars is not None:
+            seen = tuple((name, own[name]) for name in self.examined if name in own)
+            self.size, self.seen, self.scalars = len(own), seen, scalars
+        return scalars
+
+    def is_held_as_it_was(self) -> bool:
+        """Whether no object that the module holds was changed in place, or is another one that says something else."""
+        own = vars(self.module)
+        return all(name in own and _print(own[name]) == was for name, was in zip(self.held, self.prints, strict=True))
+
+    def scalars_now(self) -> tuple[float, ...] | None:
+        """As the module's attributes say now; None where another than eps changed, or eps is no number any more."""
+        module, norm, eps = self.module, self.norm, self.norm.eps
+        if torch.compiler.is_dynamo_compiling():
+            if self.held:
+                return None
+            for name in norm.asks:
+                if hasattr(module, name):
+                    return None
+            for name in norm.methods:
+                if type(getattr(module, name)) is not types.MethodType:
+                    return None
+        for name, examined in self.examined.items():
+            if name == norm.eps_of:
+                said = getattr(module, name)
+                if type(said) in (float, int):
+                    eps = said if type(said) is float else float(said)
+                elif said is not None or examined is not None:  # None: as torch does without one
+                    return None
+            elif name not in self.held and not _is_same(getattr(module, name, NONE), examined):
+                return None
+        if not abs(eps) <= _LARGEST_EPS:
+            return None
+        return (*self.scalars[: self.eps_at], eps, *self.scalars[self.eps_at + 1 :])
+
+
+def _may_change(value: Any) -> bool:
+    """Whether what it says may be changed in place."""
+    if isinstance(value, tuple):
+        return any(map(_may_change, value))
+    if type(value) in _PLAIN or isinstance(value, _FIXED):
+        return False
+    return isinstance(value, list | dict | set | torch.Tensor) or hasattr(value, "__dict__")
+
+
+@dataclass(frozen=True, eq=False)
+class _One:
+    """An object that is compared as such: it is itself, and nothing else is."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _One) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _print(value: Any, depth: int = 5) -> Any:
+    """What an object says, through what it holds."""
+    if type(value) in _PLAIN and not isinstance(value, tuple):
+        return value
+    if isinstance(value, torch.Tensor):
+        return _One(value), 0 if value.is_inference() else value._version
+    if not depth or isinstance(value, _FIXED):
+        return _One(value)
+    if isinstance(value, list | tuple):
+        return type(value), [_print(one, depth - 1) for one in value]
+    if isinstance(value, dict):
+        return type(value), [(key, _print(one, depth - 1)) for key, one in value.items()]
+    if isinstance(value, set):
+        return type(value), set(value)
+    if hasattr(value, "__dict__"):
+        return type(value), [(key, _print(one, depth - 1)) for key, one in vars(value).items()]
+    return _One(value)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) in _PLAIN and type(other) in _PLAIN and bool(one == other))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """replaced: module name -> what it computes; left: module name -> why it was left as it is."""
+
+    replaced: Mapping[str, Norm]
+    left: Mapping[str, str]
+
+    def __str__(self) -> str:
+        counts = Counter(f"replaced: {norm}" for norm in self.replaced.values())
+        lines = [f"{count} x {what}" for what, count in counts.items()] or ["nothing is replaced"]
+        return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
+
+
+def replace(model: Module, *, opaque: bool | None = None) -> Report:
+    """Let the norms of a model compute by our kernels, and say which.
+
+    A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
+    formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
+    class, parameters, state and hooks stay as they are: its `forward` alone is another one, until `restore`. Pairs of
+    dtypes in which a module rounds differently are left to it, call by call; so is a module whose attributes changed
+    since. An eps that is set later is that of the next call. `opaque` is that of `operator`: what a
+    compiler sees in their place, which `sites` says per module once it has compiled them.
+
+    Looked at are modules without children and buffers whose parameters are [cols], and those called norms that have
+    other ones, which are left. Rows lie along the last axis; or along the channels of [batch, channels, ..], as those
+    of ConvNext's norms, and are read there; or, without parameters, they are all that stands behind each channel, as in
+    InstanceNorm. Of the latter two, those that round in bf16 where ours do not are ours in float32 alone.
+    """
+    known: dict[Any, Norm | str] = {}
+    replaced: dict[str, Norm] = {}
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module.__dict__.get("forward"), Forward) or not _may_be_one(module):
+            continue
+        found = _examined(module, known)
+        if isinstance(found, str):
+            left[name] = f"{type(module).__name__}: {found}"
+        else:
+            module.forward = Forward(module, found, name=name, opaque=opaque)
+            replaced[name] = found
+    return Report(replaced=replaced, left=left)
+
+
+def restore(model: Module) -> int:
+    """Give the modules that `replace` changed their own forward back; how many there were."""
+    changed = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), Forward)]
+    for module in changed:
+        del module.forward
+    return len(changed)
+
+
+def _may_be_one(module: Module) -> bool:
+    if next(module.children(), None) is not None:
+        return False
+    shapes = {tuple(p.shape) for p in module.parameters(recurse=False)}
+    return "norm" in type(module).__name__.lower() or (len(shapes) == 1 and len(next(iter(shapes))) == 1)
+
+
+def _examined(module: Module, known: dict[Any, Norm | str]) -> Norm | str:
+    """What a module computes, or why it is none of ours; modules alike in all they say are examined once."""
+    said = {
+        name: repr(value) if type(value) in _PLAIN else id(value)
+        for name, value in vars(module).items()
+        if name not in INTERNAL
+    }
+    shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False))
+    key = (type(module), shapes, tuple(sorted(said.items())))
+    if key not in known:
+        known[key] = _examine(module)
+    return known[key]
+
+
+def _examine(module: Module) -> Norm | str:
+    """On the CPU, where a forward that makes tensors of its own is to make them too, and in no mode of the caller's."""
+    with torch.device("cpu"), torch.inference_mode(False):
+        return told(module)
