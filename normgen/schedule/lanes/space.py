@@ -112,10 +112,8 @@ def default_of_lanes(problem: Problem, device: Device) -> Schedule:
                 best = rank
     if best is None:
         used, most = sums_bytes(problem), device.shared_per_block
-        known = (
-            f"sums of {problem.cols} columns take {used} bytes of a block, which has {most}: " if used > most else ""
-        )
-        raise NothingValidError("no schedule is legal for this problem", received=str(problem), hint=f"{way}{COPIED}")
+        why = f"sums of {problem.cols} columns take {used} bytes of a block, which has {most}: " if used > most else ""
+        raise NothingValidError("no schedule is legal for this problem", received=str(problem), hint=f"{why}{COPIED}")
     return best[2]
 
 
