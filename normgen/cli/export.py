@@ -169,9 +169,11 @@ def export(
         if as_json:
             show({"taken": [], "written": [], "refused": []})
         return
-    given = sorted_out((record for file in files for record in kept_of(file)), headers.specs_of(specs))
-    refused += given.refused
-    taking = _Taking.of(given.records, output / "records", files=files, force=force, replace=replace)
+    spec_of = headers.specs_of(specs)
+    given = sorted_out((record for file in files for record in kept_of(file)), spec_of)
+    leaving, without = headers.split_by_header(given.records, spec_of)
+    refused += [*given.refused, *without]
+    taking = _Taking.of(leaving, output / "records", files=files, force=force, replace=replace)
     plan = headers.planned(
         output,
         taking.records,

@@ -20,7 +20,7 @@ from normgen.export.banner import untuned
 from normgen.export.beside import others_beside, remove, require_one, require_own, require_written
 from normgen.export.compiled import check_compiles
 from normgen.export.declarations import BINDINGS
-from normgen.export.groups import groups_of, header_name, header_problem
+from normgen.export.groups import NoHeaderError, groups_of, header_name, header_problem, require_general
 from normgen.export.header import Halves, binding_guard, guard_of, halves, header_text, library_text, set_guard
 from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
@@ -357,6 +357,19 @@ class Plan:
         with needed("the records must be writable", hint="choose another --output"):
             exchange(self.folder / "records", self.pairs)
         return _put(self.headers, self.folder, self.gone)
+
+
+def split_by_header(records: Iterable[Record], spec_of: SpecOf) -> tuple[list[Record], list[Refused]]:
+    """The records that a header may have, and those that none has: machine code alone may leave of these."""
+    found: list[Record] = []
+    refused: list[Refused] = []
+    for record in records:
+        try:
+            require_general(problem_of(record.problem, spec_of(record)))
+            found.append(record)
+        except NoHeaderError as error:
+            refused.append(Refused.of(record, error))
+    return found, refused
 
 
 def planned(

@@ -19,7 +19,7 @@ from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin
 from normgen.errors import UsageError
-from normgen.export.groups import header_problem
+from normgen.export.groups import proven_problem
 from normgen.files.decoded import parse_json
 from normgen.files.private import write_atomically
 from normgen.pipeline import emit
@@ -62,12 +62,12 @@ class Cubins:
 def write_cubins(records: Iterable[Record], spec_of: Callable[[Record], Spec], folder: Path) -> list[Path]:
     """Compile the kernels of records for the GPUs they are of, and write them with their manifest.
 
-    Raises UsageError as `header_problem`, CompileError; OSError where the folder takes no file.
+    Raises UsageError as `proven_problem`, CompileError; OSError where the folder takes no file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
     for record in records:
-        problem = header_problem(record, spec_of(record))
+        problem = proven_problem(record, spec_of(record))
         module, arch = emit(problem, record.schedule), int(record.device["arch"])
         cubin = compile_module(module, arch)
         file = f"{problem.question.file_stem}_{module.digest[:12]}_sm{arch}.cubin"

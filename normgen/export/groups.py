@@ -110,23 +110,41 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 
+CALLED = "calls it from Python; `normgen export --cubin` writes its machine code"
+
+
 class NoHeaderError(UsageError):
     """No header is made of such kernels."""
 
 
-def header_problem(record: Record, spec: Spec) -> Problem:
+def proven_problem(record: Record, spec: Spec) -> Problem:
     """The problem a record was tuned for.
 
-    Raises UsageError if the spec has changed since, or it fits no header; VerificationError for a kernel that was not
-    compared with the reference as it is emitted today.
+    Raises UsageError if the spec has changed since; VerificationError for a kernel that was not compared with the
+    reference as it is emitted today.
     """
     require_usable(record)
     problem = problem_of(record.problem, spec)
-    if problem.col_stride > 1:
-        rule = "a header has a kernel for any number of columns, and there is none of rows side by side"
-        raise NoHeaderError(rule, received=str(problem), hint="normgen.kernel(axis=) calls it from Python")
     require_proven(record, problem)
     return problem
+
+
+def require_general(problem: Problem) -> None:
+    """Raises NoHeaderError of a problem whose header could not have a kernel for any number of columns."""
+    if problem.col_stride > 1:
+        rule = "a header has a kernel for any number of columns, and there is none of rows side by side"
+        raise NoHeaderError(rule, received=str(problem), hint=f"normgen.kernel(axis=) {CALLED}")
+    if problem.packed > 1 and not problem.spec.group:
+        rule = "a header has a kernel for any number of columns, and there is none of elements that share a byte"
+        hint = f"a spec with groups of columns has one; normgen.kernel {CALLED}"
+        raise NoHeaderError(f"{rule}, without groups of columns", received=str(problem), hint=hint)
+
+
+def header_problem(record: Record, spec: Spec) -> Problem:
+    """As `proven_problem`, of a record that may stand in a header. Raises NoHeaderError of another one."""
+    require_usable(record)
+    require_general(problem_of(record.problem, spec))
+    return proven_problem(record, spec)
 
 
 def header_name(problem: Problem) -> str:
