@@ -194,6 +194,8 @@ class Forms:
                 what = f"whole groups of {size}" if size in self.spec.groups else f"a multiple of {size}"
                 rule = f"'{self.spec.name}' takes cols that are {what}"
                 raise UsageError(rule, received=str(tuple(shape)))
+        if (few := self.spec.too_few_cols) and shape[-1] <= few:
+            raise UsageError(f"'{self.spec.name}' rolls rows of more than {few} cols", received=str(tuple(shape)))
         for i, part in self._sized:
             tensor = tensors[i]
             if tensor is not None and tensor.shape != shape[part]:

@@ -432,9 +432,14 @@ class Spec:
     @cached_property
     def least_cols(self) -> int:
         """So many columns that a problem of any dtypes may have them: whole ones, and more than rows are rolled by."""
-        far = (abs(by) / (1 - abs(share) if abs(share) < 1 else Fraction(2)) for share, by in self.rolls)
         whole = math.lcm(self.whole_cols, *(DTYPES[name].packed for t in self.tensors for name in t.dtypes))
-        return (math.floor(max(far, default=Fraction(0))) // whole + 1) * whole
+        return (self.too_few_cols // whole + 1) * whole
+
+    @cached_property
+    def too_few_cols(self) -> int:
+        """Rows of so many columns, or of fewer, have no more than a formula rolls them by; 0: there are none."""
+        far = (abs(by) / (1 - share if by > 0 else 1 + share) for share, by in self.rolls)
+        return math.floor(max(far, default=Fraction(0)))
 
     @cached_property
     def divisors(self) -> tuple[int, ...]:
