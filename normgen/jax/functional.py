@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from normgen.errors import UsageError, did_you_mean
 from normgen.jax.operators import Operator
+from normgen.operators.forms import axis_number
 from normgen.operators.labels import ignore_index_of, label_smoothing_of
 from normgen.operators.signature import Beside
 from normgen.operators.table import REDUCTIONS, TABLE
@@ -24,9 +25,8 @@ def _over_axis(run: Callable[..., Array], x: Array, axis: Any, where: Any, **opt
     if where is not None:
         hint = "normgen.jax.masked_softmax(x, mask), whose mask is added: -inf where an element is left out"
         raise UsageError("a softmax takes whole rows", received=f"where={where!r}", hint=hint)
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        hint = "axis=-1 is the last; reshape several axes to one"
-        raise UsageError(f"axis is one of the {x.ndim} axes", received=f"axis={axis}", hint=hint)
+    hint = "axis=-1 is the last; reshape several axes to one"
+    axis = axis_number(axis, x.ndim, name="axis", what="axes", hint=hint)
     return jnp.moveaxis(run(jnp.moveaxis(x, axis, -1), **options), -1, axis)
 
 
