@@ -8,7 +8,7 @@ An ordered product is printed in its own order and with its own brackets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import sympy as sp
 
@@ -128,9 +128,20 @@ class Printer:
             return f"static_cast<float>({self.condition(expr)})", ATOM
         if isinstance(expr, where):
             condition, chosen, other = expr.args
-            texts = self.condition(condition), self.operand(chosen, SUM), self.operand(other, SUM)
-            return f"{texts[0]} ? {texts[1]} : {texts[2]}", CHOICE
+            first, second = self._floats([(chosen, SUM), (other, SUM)])
+            return f"{self.condition(condition)} ? {first} : {second}", CHOICE
         return f"{self.function(expr)}({self.text(expr.args[0])})", ATOM
+
+    def _floats(self, operands: Sequence[tuple[sp.Expr, int]]) -> list[str]:
+        """Operands of one operator, in their order, each with the level at which it binds. The first is made a float
+        where both of the first two are lengths of axes: their product is beyond an int, their quotient a fraction."""
+        texts = [self.operand(e, level) for e, level in operands]
+        if all(e in SIZES for e, _ in operands[:2]) and len(operands) > 1:
+            texts[0] = self.float_of(texts[0])
+        return texts
+
+    def float_of(self, whole: str) -> str:
+        return f"static_cast<float>({whole})"
 
     def function(self, expr: sp.Expr) -> str:
         """The name of the function that `expr` is a call of."""
@@ -203,9 +214,9 @@ class Printer:
     def _sum(self, expr: sp.Add) -> str:
         terms = sorted(expr.args, key=lambda t: (t.could_extract_minus_sign(), self._order(t)))
         out = ""
-        for term in terms:
-            negative = term.could_extract_minus_sign()
-            text = self.operand(-term if negative else term, PRODUCT)
+        negatives = [term.could_extract_minus_sign() for term in terms]
+        texts = self._floats([(-t if negative else t, PRODUCT) for t, negative in zip(terms, negatives, strict=True)])
+        for text, negative in zip(texts, negatives, strict=True):
             if not out:
                 out = f"-{text}" if negative else text
             else:
@@ -226,14 +237,13 @@ class Printer:
             else:
                 above.append(factor)
         factors = [(f, ATOM if isinstance(f, Ordered) else PRODUCT) for f in sorted(above, key=self._factor_order)]
-        numerator = " * ".join(self.operand(f, level) for f, level in factors) or "1.0f"
-        if not below:
-            return numerator
-        return " / ".join([numerator, *(self.operand(f, ATOM) for f in sorted(below, key=self._factor_order))])
+        texts = self._floats([*factors, *((f, ATOM) for f in sorted(below, key=self._factor_order))])
+        return " / ".join([" * ".join(texts[: len(factors)]) or "1.0f", *texts[len(factors) :]])
 
     def _ordered(self, expr: Ordered) -> str:
         (_, first), *others = steps(expr)
-        return self.operand(first, PRODUCT) + "".join(f" {way} {self.operand(e, ATOM)}" for way, e in others)
+        texts = self._floats([(first, PRODUCT), *((e, ATOM) for _, e in others)])
+        return texts[0] + "".join(f" {way} {text}" for (way, _), text in zip(others, texts[1:], strict=True))
 
     def _factor_order(self, factor: sp.Expr) -> tuple[int, ...]:
         return (0 if factor.is_Number else 1, *self._order(factor))
@@ -248,7 +258,7 @@ class Printer:
         if exponent.is_Integer and exponent > LONGEST_PRODUCT:
             return f"power<{exponent}>({self.text(base)})", ATOM  # by repeated squaring
         if exponent.is_Integer and exponent > 1:
-            return " * ".join([self.operand(base, ATOM)] * int(exponent)), PRODUCT
+            return " * ".join(self._floats([(base, ATOM)] * int(exponent))), PRODUCT
         if exponent.is_Integer and exponent < -1:
             return f"1.0f / ({self.text(base ** (-exponent))})", PRODUCT
         if (2 * exponent).is_Integer and not exponent.is_Integer:
@@ -277,6 +287,9 @@ class FormulaPrinter(Printer):
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__({name: name for name in (*names, ROW.name, COL.name, TERM.name, *map(str, SIZES))})
+
+    def float_of(self, whole: str) -> str:
+        return whole
 
     def _print(self, expr: sp.Expr) -> tuple[str, int]:
         if isinstance(expr, Index | remainder):

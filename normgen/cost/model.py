@@ -142,7 +142,7 @@ def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks:
     steps = math.log2(max(2, min(32, s.threads_per_row))) * 2 * max(1, looks - 1)
     rows_in_warp = max(1, 32 // s.threads_per_row)
     instructions += problem.rows * s.row_blocks * warps / rows_in_warp * (steps * 2 + 40)
-    busy = min(blocks, device.sm_count)
+    busy = max(1, min(blocks, device.sm_count))
     return instructions / (busy * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
 
 
@@ -193,7 +193,7 @@ def _memory_us(
 ) -> float:
     """Bytes through DRAM or L2, of which a few blocks get no more than their SMs take in."""
     dram = device.dram_gb_per_s * 1e3  # bytes per µs
-    l2 = min(dram * c.l2_over_dram, min(blocks, device.sm_count) * c.sm_gb_per_s * 1e3)
+    l2 = min(dram * c.l2_over_dram, max(1, min(blocks, device.sm_count)) * c.sm_gb_per_s * 1e3)
     width = s.vector * problem.dtype.bytes
     narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
     read = problem.rows * problem.row_bytes

@@ -294,6 +294,8 @@ def rules(group: Group, function: Function) -> Iterator[str]:
     problem = group.problem
     for size in problem.spec.divisors:
         yield f'call.require(cols % {size} == 0, "cols is a multiple of {size}", cols);'
+    if few := problem.spec.too_few_cols:
+        yield f'call.require(cols > {few}, "cols is more than {few}", cols);'
     if problem.spec.numbers_columns:
         yield f'call.require(cols <= {MOST_NUMBERED}, "cols is at most {MOST_NUMBERED}", cols);'
     if problem.rows_per_batch and problem.spec.has_heads:

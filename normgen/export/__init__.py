@@ -20,7 +20,7 @@ from normgen.export.banner import untuned
 from normgen.export.beside import others_beside, remove, require_one, require_own, require_written
 from normgen.export.compiled import check_compiles
 from normgen.export.declarations import BINDINGS
-from normgen.export.groups import groups_of, has_no_header, header_name, leaving_problem, with_header
+from normgen.export.groups import groups_of, has_header, header_name, leaving_problem, with_header
 from normgen.export.header import Halves, binding_guard, guard_of, halves, header_text, library_text, set_guard
 from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
@@ -250,15 +250,16 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None, rep
     """
     (header,) = headers_of([record], spec=spec)
     slot = (*record.problem.slot(), record.place)
+    spec_of = specs_of(spec=spec)
     there = sorted_out(
         (
             r
             for r in folder_records(folder)
             if r.problem.spec_sha256 == record.problem.spec_sha256
             and (*r.problem.slot(), r.place) != slot
-            and not has_no_header(r)
+            and has_header(r, spec_of(r))
         ),
-        specs_of(spec=spec),
+        spec_of,
     )
     for one in there.refused:
         to_stderr(escaped(str(one)))
@@ -377,14 +378,15 @@ def planned(
 
     Errors: as `export_folder`.
     """
-    found = sorted_out(records, specs_of(spec_folders))
+    spec_of = specs_of(spec_folders)
+    found = sorted_out(records, spec_of)
     if refuse is None:
         require_all(found.refused)
     else:
         for one in found.refused:
             refuse(one)
     require_one(found.records, f"under {folder / 'records'}")
-    headers = headers_of(with_header(found.records), spec_folders=spec_folders, form=form)
+    headers = headers_of(with_header(found.records, spec_of), spec_folders=spec_folders, form=form)
     before: dict[str, set[str]] = {}
     for old in (*there, *(old for old, _ in found.pairs)):
         if not old.spec:
@@ -429,7 +431,7 @@ def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: 
     records, spec_of = folder_records(folder), specs_of(spec_folders)
     if doubted := list(_doubted(records, spec_of)):
         return [str(one) for one in doubted]
-    kept = [record for record in records if not has_no_header(record)]
+    kept = [record for record in records if has_header(record, spec_of(record))]
     headers = headers_of(kept, spec_folders=spec_folders, form=form)
     wanted = {header.file_name: header.text for header in headers}
     paths = sorted({path for pattern in form.patterns for path in folder.glob(pattern)})

@@ -111,6 +111,9 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 
+CALLED = "calls it from Python; `normgen export --cubin` writes its machine code"
+
+
 class NoHeaderError(UsageError):
     """No header is made of such kernels."""
 
@@ -127,37 +130,47 @@ def leaving_problem(record: Record, spec: Spec) -> Problem:
     return problem
 
 
+def require_general(problem: Problem) -> None:
+    """Raises NoHeaderError of a problem whose header could not have a kernel for any number of columns."""
+    rule = "a header has a kernel for any number of columns, and there is none of "
+    if problem.col_stride > 1:
+        hint = f"normgen.kernel(axis=) {CALLED}"
+        raise NoHeaderError(f"{rule}rows side by side", received=str(problem), hint=hint)
+    if problem.packed > 1 and not problem.spec.group:
+        rule += "elements that share a byte, without groups of columns"
+        hint = f"a spec with groups of columns has one; normgen.kernel {CALLED}"
+        raise NoHeaderError(rule, received=str(problem), hint=hint)
+
+
 def header_problem(record: Record, spec: Spec) -> Problem:
-    """As `leaving_problem`; NoHeaderError for rows side by side."""
-    if has_no_header(record):
-        raise _no_header(record)
+    """As `leaving_problem`, of a record that may stand in a header. Raises NoHeaderError of another one."""
+    require_usable(record)
+    require_general(problem_of(record.problem, spec))
     return leaving_problem(record, spec)
 
 
-def has_no_header(record: Record) -> bool:
-    """Whether a record's rows lie side by side: a header has a kernel for any columns, and there is none of such."""
-    return record.problem.col_stride > 1
+def has_header(record: Record, spec: Spec) -> bool:
+    """Whether a header may take a record's kernel."""
+    return _why_none(record, spec) is None
 
 
-def _no_header(record: Record) -> NoHeaderError:
-    key = record.problem
-    return NoHeaderError(
-        "a header has a kernel for any number of columns, and there is none of rows side by side",
-        received=f"{key.op} {key.direction} {key.rows} x {key.cols}, {key.col_stride} rows side by side",
-        hint="normgen.kernel(axis=) calls it from Python; with machine code of `normgen export --cubin`, no compiler",
-    )
+def _why_none(record: Record, spec: Spec) -> NoHeaderError | None:
+    try:
+        require_general(problem_of(record.problem, spec))
+    except NoHeaderError as error:
+        return error
+    return None
 
 
-def with_header(records: Sequence[Record]) -> list[Record]:
+def with_header(records: Sequence[Record], spec_of: SpecOf) -> list[Record]:
     """Those that a header takes; the others are told of on stderr. Raises NoHeaderError where none of some is."""
-    found = [record for record in records if not has_no_header(record)]
-    for record in records:
-        if has_no_header(record):
-            error = _no_header(record)
-            if not found:
-                raise error
-            to_stderr(f"no header of {error.received}: {error.hint}")
-    return found
+    reasons = [_why_none(record, spec_of(record)) for record in records]
+    refused = [error for error in reasons if error is not None]
+    if refused and len(refused) == len(records):
+        raise refused[0]
+    for error in refused:
+        to_stderr(f"no header of {error.received}: {error.rule}; {error.hint}")
+    return [record for record, error in zip(records, reasons, strict=True) if error is None]
 
 
 def header_name(problem: Problem) -> str:

@@ -267,6 +267,8 @@ def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) ->
     yield from (f"cols % {size} != 0" for size in multiples)
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
+    if problem.spec.too_few_cols:
+        yield f"cols <= {problem.spec.too_few_cols}"
     if problem.spec.numbers_columns:
         yield f"cols > {MOST_NUMBERED}"
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))

@@ -16,7 +16,7 @@ import numpy as np
 from normgen.errors import UsageError
 from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
 from normgen.jax.target import axes_of
-from normgen.operators.forms import Form, Lengths, is_of_rows, returned, spec_of_operator, writes_of
+from normgen.operators.forms import Form, Lengths, axis_number, is_of_rows, returned, spec_of_operator, writes_of
 from normgen.operators.signature import Beside, functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
@@ -120,9 +120,8 @@ class Operator:
     def _place(self, arrays: Arrays, axis: Any) -> int | None:
         """Where the axis is among the sizes of rows; None: last. Raises UsageError."""
         ndim = arrays[self._elems[0]].ndim
-        if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < max(ndim, 1):
-            hint = "axis=-1 is the last; reshape several axes to one"
-            raise UsageError(f"axis is one of the {ndim} axes", received=f"axis={axis}", hint=hint)
+        hint = "axis=-1 is the last; reshape several axes to one"
+        axis = axis_number(axis, max(ndim, 1), name="axis", what="axes", hint=hint)
         place = axis % ndim if ndim else -1
         if place in (-1, ndim - 1):
             return None

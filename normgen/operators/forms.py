@@ -16,7 +16,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, by_role
 from normgen.program.source import problem_for
-from normgen.python.arguments import scalar_of
+from normgen.python.arguments import is_truth, scalar_of
 from normgen.spec.checks import compared_with_whole, equal_to_whole
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import READ, Kind, Spec, Tensor
@@ -194,6 +194,8 @@ class Forms:
                 what = f"whole groups of {size}" if size in self.spec.groups else f"a multiple of {size}"
                 rule = f"'{self.spec.name}' takes cols that are {what}"
                 raise UsageError(rule, received=str(tuple(shape)))
+        if (few := self.spec.too_few_cols) and shape[-1] <= few:
+            raise UsageError(f"'{self.spec.name}' rolls rows of more than {few} cols", received=str(tuple(shape)))
         for i, part in self._sized:
             tensor = tensors[i]
             if tensor is not None and tensor.shape != shape[part]:
@@ -249,6 +251,17 @@ class Forms:
             dtypes=named,
             present=tuple(name for name in optional if name in there),
         )
+
+
+def axis_number(axis: object, count: int, *, name: str, what: str, hint: str) -> int:
+    """One of `count` axes as an int: any whole number is taken, of numpy too. Raises UsageError for what is none."""
+    try:
+        found = count if is_truth(axis) else operator.index(axis)  # type: ignore[arg-type]
+    except TypeError:
+        found = count
+    if not -count <= found < count:
+        raise UsageError(f"{name} is one of the {count} {what}", received=f"{name}={axis!r}", hint=hint)
+    return found
 
 
 def spec_of_operator(op: str | Path | Spec) -> Spec:

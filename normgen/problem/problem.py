@@ -484,7 +484,7 @@ def make_problem(
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")
     _check_stride(spec, tensors, rows, col_stride, any_cols=any_cols)
-    _check_layout(tensors, cols * col_stride, pitch, align)
+    _check_layout(tensors, cols, col_stride, pitch, align)
     _check_packed(spec, tensors, cols, cols if pitch is None else pitch, any_cols=any_cols)
     if batch_invariant and any(t.role is Role.SEED for t in here):
         rule = "a row's random numbers are those of its place: it cannot be batch-invariant"
@@ -617,6 +617,9 @@ def along_axis(shape: str | int | tuple[int, ...], axis: int) -> tuple[tuple[int
         raise UsageError(rule, received=f"axis {axis!r} of {'x'.join(map(str, sizes))}")
     axis %= len(sizes)
     behind = math.prod(sizes[axis + 1 :])
+    if behind == 0:
+        rule = "the sizes behind an axis are at least 1: so many rows lie side by side"
+        raise UsageError(rule, received=f"axis {axis} of {'x'.join(map(str, sizes))}")
     if behind == 1:
         return sizes[: axis + 1] if axis < len(sizes) - 1 else sizes, 1
     return (math.prod(sizes[:axis]) * behind, sizes[axis]), behind
@@ -653,13 +656,14 @@ def _check_stride(spec: Spec, tensors: tuple[TensorUse, ...], rows: int, col_str
         raise UsageError(rule, received=f"spec '{spec.name}'", hint=COPIED)
 
 
-def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:
+def _check_layout(tensors: tuple[TensorUse, ...], cols: int, col_stride: int, pitch: int | None, align: int) -> None:
     for name, number in (("pitch", 0 if pitch is None else pitch), ("align", align)):
         if not _is_whole(number):
             rule = "the pitch, in elements, and the alignment, in bytes, are whole numbers"
             raise UsageError(rule, received=f"{name} {number!r}")
-    if pitch is not None and pitch < cols:
-        raise UsageError("the pitch is at least cols, in elements", received=f"pitch {pitch}, cols {cols}")
+    if pitch is not None and pitch < cols * col_stride:
+        least, beside = ("cols", "") if col_stride == 1 else ("cols * col_stride", f", {col_stride} rows side by side")
+        raise UsageError(f"the pitch is at least {least}, in elements", received=f"pitch {pitch}, cols {cols}{beside}")
     if max(pitch or 0, align) > LARGEST_SIZE:
         raise UsageError("the pitch and the alignment must each fit 31 bits", received=f"pitch {pitch}, align {align}")
     largest = max(t.dtype.bytes for t in tensors if t.kind.by_col)  # row values are read one by one

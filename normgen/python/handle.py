@@ -113,12 +113,19 @@ def kernel(
     if present is not None and without:
         raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
     sizes, is_any = _sizes(shape, rows)
-    col_stride = 1
-    if axis is not None:
+    col_stride, behind = 1, 0
+    if axis is not None and not (is_any and axis in (-1, _axes(shape) - 1)):
         if is_any:
-            rule = "rows side by side have the sizes of their shape, whose first axis alone is free at run time"
-            raise UsageError(rule, received=f"axis {axis} of {shape!r}")
+            rule = (
+                "rows along another axis than the last have the sizes of their shape, of which the first alone is free"
+            )
+            hint = (
+                f"give the shape of a call, and axis={axis!r}: the size of its first axis may be another one in a call"
+            )
+            raise UsageError(rule, received=f"axis {axis} of {shape!r}", hint=hint)
+        behind = len(sizes)
         sizes, col_stride = along_axis(sizes, axis)
+        behind = behind - len(sizes) if col_stride == 1 else 0
     problem = problem_for(
         spec,
         shape=sizes,
@@ -141,7 +148,7 @@ def kernel(
     )
     executor = executor_for(device)
     found = read_cubins(Path(cubins)) if cubins is not None else None
-    maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found)
+    maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found, behind=behind)
     return maker.any_rows(problem) if is_any else maker.make(problem, *maker.choose(problem))
 
 
@@ -155,6 +162,10 @@ def _sizes(shape: str | int | tuple[int, ...], rows: str | None) -> tuple[tuple[
     if -1 in sizes[:-1] or rows == "any":
         return (1, *sizes[-1:]), True
     return sizes, False
+
+
+def _axes(shape: str | int | tuple[int, ...]) -> int:
+    return 1 if isinstance(shape, int) else shape.count("x") + 1 if isinstance(shape, str) else len(shape)
 
 
 def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
@@ -175,6 +186,7 @@ class _Maker:
 
     given   the caller's schedule, where there is no look-up
     cubins  the folder whose records are looked up, and whose machine code is loaded
+    behind  axes of size 1 behind that of the columns
     """
 
     executor: Executor
@@ -182,6 +194,7 @@ class _Maker:
     op: Given
     given: Schedule | None = None
     cubins: Cubins | None = None
+    behind: int = 0
 
     def make(self, problem: Problem, schedule: Schedule, origin: str, **of_any: Any) -> Kernel:
         """A kernel; with the arguments of `AnyRows`, one for any number of rows."""
@@ -195,6 +208,7 @@ class _Maker:
             device=self.device,
             origin=origin,
             general=None if problem.batch_invariant else partial(_first_general, problem, self.executor, self.device),
+            behind=self.behind,
             **of_any,
         )
 

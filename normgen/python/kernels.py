@@ -59,6 +59,7 @@ class Kernel:
     cubin   the module's machine code for that GPU, if it is compiled already
     device  a GPU's number, or "cpu"
     origin  where the schedule comes from, as a sentence
+    behind  how many axes of size 1 its arrays have behind that of the columns
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class Kernel:
         device: int | str = 0,
         origin: str = "",
         general: Callable[[], Kernel | None] | None = None,
+        behind: int = 0,
     ) -> None:
         self.problem, self.schedule, self.module = problem, schedule, module
-        self.device, self.origin = device, origin
+        self.device, self.origin, self._behind = device, origin, (1,) * behind
         self._make_general = general
         self._general: Kernel | None = None
         self._executor = executor_for(device)
@@ -91,7 +93,7 @@ class Kernel:
         self._workspaces: dict[int, Memory] = {}
         self._captured: dict[tuple[int, int], Memory] = {}
         self._lock = threading.Lock()
-        self._repeater = self._executor.repeater(problem, self._first_output)
+        self._repeater = None if behind else self._executor.repeater(problem, self._first_output)
 
     def __call__(self, /, *inputs: Any, stream: Any = None, **named: Any) -> Any:
         """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
@@ -126,14 +128,14 @@ class Kernel:
         first = arrays[self._reads[0].name]
         executor, repeater = self._executor, self._repeater
         queue = executor.current_stream(first) if stream is None else executor.stream_handle(stream)
-        views = {name: view(array, stream=queue) for name, array in arrays.items()}
+        views = {name: self._columns_last(name, view(array, stream=queue)) for name, array in arrays.items()}
         fresh = None
         if len(arrays) == len(self._reads):
             self._admit(views)
             fresh = dict(self._allocate(first, views))
         for name, array in (fresh or {}).items():
             arrays[name] = array
-            views[name] = view(array, stream=queue)
+            views[name] = self._columns_last(name, view(array, stream=queue))
         learn = None
         if repeater is not None and all(map(is_readable, arrays.values())):
             learn = partial(repeater.learn, inputs, named, stream, fresh)
@@ -154,6 +156,20 @@ class Kernel:
             received="a handle to pickle or to copy",
             hint="pass on the arguments of `normgen.kernel`, and call it there",
         )
+
+    def _columns_last(self, name: str, array: ArrayView) -> ArrayView:
+        """An array of rows without its axes of size 1 behind that of the columns. UsageError where it has none."""
+        tensor, count = self.problem.tensor(name), len(self._behind)
+        if (
+            not count
+            or not (tensor.kind.by_row and tensor.kind.within_row)
+            or tensor.layout is not ScaleLayout.ROW_MAJOR
+        ):
+            return array
+        if array.shape[-count:] != self._behind:
+            expected = f"[.., cols, {', '.join('1' * count)}]"
+            raise UsageError(f"wrong shape of '{name}': expected {expected}", received=str(array.shape))
+        return array._replace(shape=array.shape[:-count], strides=array.strides[:-count])
 
     def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         reads = [t.name for t in self._reads]
@@ -295,7 +311,7 @@ class Kernel:
                 rows = shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
                 return self._executor.new_like(first, shape if tensor.kind.is_elem else rows, array_dtype(tensor))
             own = tensor.shape(self.problem.sizes)[1 if tensor.kind.by_row else 0 :]
-            sizes = (*shape[:-1], *own) if tensor.kind.by_row else own
+            sizes = (*shape[:-1], *own, *self._behind) if tensor.kind.by_row else own
             return self._executor.new_like(first, sizes, array_dtype(tensor))
 
         return [(t.name, made(t)) for t in self._writes]

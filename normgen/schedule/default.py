@@ -32,6 +32,7 @@ from normgen.schedule.legality import (
     has_quotients,
     has_softmax,
     has_variance,
+    in_place,
     refusal,
     without_remainders,
 )
@@ -82,9 +83,9 @@ def _default_of_rows(problem: Problem, device: Device) -> Schedule:
             if reason is None:
                 return found
             reasons.append(reason)
-    raise NothingValidError(
-        "no schedule is legal for this problem", received=str(problem), hint=next(iter(reasons), None)
-    )
+    taken = in_place(problem, PLAIN, device)  # of every cut, and not the first one's reason
+    hint = f"{taken}: leave in_place out" if taken else next(iter(reasons), None)
+    raise NothingValidError("no schedule is legal for this problem", received=str(problem), hint=hint)
 
 
 def _division(problem: Problem, cut: Schedule, device: Device) -> Division:

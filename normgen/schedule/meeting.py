@@ -214,12 +214,12 @@ def _widest(problem: Problem, cut: Schedule, device: Device) -> Schedule | None:
 
 def _parts(problem: Problem, device: Device) -> list[int]:
     """Blocks that may share a row so that whole groups are resident: as many groups as rows, or a few."""
-    found = set()
+    found, rows = set(), max(1, problem.rows)
     for per_sm in {per_sm for per_sm, _ in BLOCKS}:
         resident = per_sm * device.sm_count
-        for groups in {*range(1, 9), 11, 12, 16, 22, 33, 44, 66, problem.rows, -(-problem.rows // 2)}:
+        for groups in {*range(1, 9), 11, 12, 16, 22, 33, 44, 66, rows, -(-rows // 2)}:
             parts = resident // groups
             parts -= parts % 2 if parts > 64 else 0
-            if groups <= problem.rows and 2 <= parts <= 304:
+            if groups <= rows and 2 <= parts <= 304:
                 found.add(parts)
     return sorted(found, reverse=True)

@@ -177,6 +177,8 @@ class _Kinds:
             raise self.error("a spec with a product of matrices rolls no rows yet", tree, hint=hint)
         if not kind.by_col:
             hint = "a value of the whole row is the same in each column: write it without roll"
+            if kind.is_groups:
+                hint = "by whole groups, roll what is reduced: sum(roll(x, k), G) with k a multiple of G"
             raise self.error(f"roll moves values of columns, but here of {kind}", tree, hint=hint)
         if why := self.why_unmoved(children(tree)[0]):
             raise self.error(

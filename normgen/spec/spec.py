@@ -420,20 +420,29 @@ class Spec:
 
     @cached_property
     def whole_cols(self) -> int:
-        """The least number of columns that are whole groups, and whole parts: cols are a multiple of it."""
+        """The least number of columns that are whole groups, parts and bytes: cols are a multiple of it."""
         return math.lcm(*self.divisors)
 
     @cached_property
     def least_cols(self) -> int:
-        """So many columns that a problem may have them: whole ones, and more than rows are rolled by."""
-        far = (abs(by) / (1 - abs(share) if abs(share) < 1 else Fraction(2)) for share, by in self.rolls)
-        return (math.floor(max(far, default=Fraction(0))) // self.whole_cols + 1) * self.whole_cols
+        """So many columns that a problem of any dtypes may have them: whole ones, and more than rows are rolled by."""
+        whole = math.lcm(self.whole_cols, *(DTYPES[name].packed for t in self.tensors for name in t.dtypes))
+        return (self.too_few_cols // whole + 1) * whole
+
+    @cached_property
+    def too_few_cols(self) -> int:
+        """Rows of so many columns, or of fewer, have no more than a formula rolls them by; 0: there are none."""
+        far = (abs(by) / (1 - share if by > 0 else 1 + share) for share, by in self.rolls)
+        return math.floor(max(far, default=Fraction(0)))
 
     @cached_property
     def divisors(self) -> tuple[int, ...]:
-        """What cols are multiples of: groups, and the parts that rows are rolled by."""
+        """What cols are multiples of: groups, the parts that rows are rolled by, and elements that share a byte."""
         parts = math.lcm(*(share.denominator for share, _ in self.rolls))
-        return (*self.groups, *([parts] if parts > 1 else []))
+        found = (*self.groups, *([parts] if parts > 1 else []))
+        in_any = (min(DTYPES[name].packed for name in t.dtypes) for t in self.tensors if not t.optional and t.dtypes)
+        packed = max(in_any, default=1)
+        return found if math.lcm(*found) % packed == 0 else (*found, packed)
 
     @property
     def has_heads(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from normgen.dtypes import DTYPES
-from normgen.errors import NormgenError, UsageError
+from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.operators.forms import Form, Forms, Lengths, Uses, lengths_of
 from normgen.operators.launch import band, handle
 from normgen.operators.remembered import Remembered
@@ -207,26 +207,31 @@ class Calls(Forms):
         lengths = self._lengths_of(uses.reads, here)
         cols, rows, *_ = _whole(first, lengths)
         chosen = self._deterministic
-        made: Kernel | TorchFunction = (
-            handle(
-                self.spec,
-                form.direction,
-                rows=rows,
-                cols=cols,
-                inner=lengths.inner if lengths else 0,
-                batches=lengths.batches if lengths else 0,
-                dtypes=uses.dtypes,
-                present=uses.present,
-                gradients=form.gradients,
-                deterministic=torch.are_deterministic_algorithms_enabled() if chosen is None else chosen,
-                stable_parameters=self._stable,
-                device=first.get_device(),
-                any_rows=self._any_rows,
-                beside=apart[1] if apart else 1,
-            )
-            if rows and is_kernel
-            else self.function(form)
-        )
+        made: Kernel | TorchFunction
+        if not (rows and is_kernel):
+            made = self.function(form)
+        else:
+            try:
+                made = handle(
+                    self.spec,
+                    form.direction,
+                    rows=rows,
+                    cols=cols,
+                    inner=lengths.inner if lengths else 0,
+                    batches=lengths.batches if lengths else 0,
+                    dtypes=uses.dtypes,
+                    present=uses.present,
+                    gradients=form.gradients,
+                    deterministic=torch.are_deterministic_algorithms_enabled() if chosen is None else chosen,
+                    stable_parameters=self._stable,
+                    device=first.get_device(),
+                    any_rows=self._any_rows,
+                    beside=apart[1] if apart else 1,
+                )
+            except NothingValidError:  # rows side by side whose sums of columns no block holds: they are copied
+                if not apart:
+                    raise
+                return self._made(form, first, tensors)
         if apart and isinstance(made, Kernel):
             return SideBySide(made, uses, self.by_name, tensors, lies=apart)
         return Ready(made, uses, self.by_name, tensors)

@@ -10,6 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from normgen.errors import OutsideError, UsageError, did_you_mean
+from normgen.operators.forms import axis_number
 from normgen.operators.labels import ignore_index_of, label_smoothing_of
 from normgen.operators.signature import Beside
 from normgen.operators.table import REDUCTIONS, TABLE
@@ -50,8 +51,8 @@ def over_last(run: Any, shape: Any, x: Tensor, *parameters: Any, eps: float | No
 
 def _over_dim(run: Any, x: Tensor, dim: Any, **options: Any) -> Tensor:
     """`run` along another dimension: its kernel reads rows side by side; an exported program copies them."""
-    if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
-        raise UsageError(f"dim is one of the {x.ndim} dimensions", received=f"dim={dim}", hint="dim=-1 is the last")
+    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
+        dim = axis_number(dim, x.ndim, name="dim", what="dimensions", hint="dim=-1 is the last")
     return run(x.movedim(dim, -1), **options).movedim(-1, dim)
 
 

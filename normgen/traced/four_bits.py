@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from normgen.errors import UsageError
+
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of the codes without a sign
 NAN, SIGN = 7, 8
 
@@ -23,5 +25,8 @@ def codes(value: Any, where: Any, signs: Any) -> Any:
 
 
 def two_a_byte(found: Any) -> Any:
-    """[.., cols] of codes as [.., cols / 2] bytes, still as whole numbers."""
+    """[.., cols] of codes as [.., cols / 2] bytes, still as whole numbers. Raises UsageError for an odd row."""
+    if found.shape[-1] % 2:
+        hint = "give rows one more column, or leave that output out"
+        raise UsageError("two f4e2m1 share a byte: cols are even", received=str(tuple(found.shape)), hint=hint)
     return found[..., ::2] + 16 * found[..., 1::2]

@@ -22,7 +22,7 @@ from normgen.codegen.module import Module
 from normgen.device import target
 from normgen.dtypes import DTYPES, F4E2M1
 from normgen.errors import UsageError
-from normgen.measure.cpu_check import check_on_cpu
+from normgen.measure.cpu_check import check_on_cpu, has_compiler
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -327,3 +327,12 @@ def test_the_same_kernel_without_the_change_is_right(op: str) -> None:
 def test_names_of_the_format_lead_to_it() -> None:
     names = ("f4e2m1", "fp4", "float4_e2m1fn_x2", "torch.float4_e2m1fn_x2", ml_dtypes.float4_e2m1fn)
     assert {normgen.dtypes.dtype(name) for name in names} == {F4E2M1} == {DTYPES["f4e2m1"]}
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
+def test_every_nan_is_6_of_either_sign_and_signalling_too() -> None:
+    text = 'name = "c"\n[tensors]\nx = "input"\ny = { role = "output", dtypes = ["f4e2m1"] }\n[formulas]\ny = "x"\n'
+    bits = [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0xFFBFFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800000]
+    x = np.array([bits], np.uint32).view(np.float32)
+    y = normgen.kernel(text, shape=x.shape, device="cpu")(x)
+    assert y.tolist() == [[0x77, 0x77, 0x77, 0xF7]]

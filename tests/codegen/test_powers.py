@@ -14,6 +14,7 @@ from normgen.cuda.compiler import compile_module
 from normgen.cuda.nvrtc import version
 from normgen.device import target
 from normgen.errors import NormgenError
+from normgen.measure.cpu_check import check_on_cpu, has_compiler
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -24,6 +25,8 @@ from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.matrix import report, wrong, wrong_backward
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
 
 EXPONENTS = (1.5, 2.5, 3, 4, 5, 6, 7, 13, 33, 63.5, LARGEST_EXPONENT)
 SIGNED = [sign * exponent for exponent in EXPONENTS for sign in (1, -1)]
@@ -116,3 +119,21 @@ def test_nvrtc_takes_a_large_power_without_a_warning(direction: str) -> None:
     module = emit(problem, default_schedule(problem, target("h200")))
     assert re.search(r"\bpower<6\d>\(", module.text)
     assert "warning" not in compile_module(module, 90).log.lower()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("formula", "cols", "direction"),
+    [
+        ("x / (cols * cols)", 70001, "forward"),
+        ("x * cols**2.5", 70001, "forward"),
+        ("where(cols * cols > 4e9, x, 0)", 70001, "forward"),
+        ("sum(x * mean((v * x - mean(v * x))**2)) + x", 2048, "backward"),  # its gradient has cols**3
+    ],
+)
+def test_powers_of_cols_beyond_an_int_are_floats(formula: str, cols: int, direction: str) -> None:
+    nested = 'u = "x * mean((x - mean(x))**2)"\nv = "x * mean((u - mean(u))**2)"\n' if "v *" in formula else ""
+    spec = parse(f'name = "far"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\n{nested}y = "{formula}"')
+    problem = problem_for(spec, shape=(3, cols), direction=direction)
+    check = check_on_cpu(problem, emit(problem, default_schedule(problem, target("h200"))))
+    assert check.ok, check.summary

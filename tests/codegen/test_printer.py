@@ -14,6 +14,9 @@ from normgen.codegen.printer import Printer, float_literal
 from normgen.device import target
 from normgen.errors import ProgramError
 from normgen.pipeline import emit
+from normgen.program.functions import less, where
+from normgen.program.ir import COLS, INNER
+from normgen.program.ordered import Ordered
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
@@ -48,11 +51,30 @@ TEXTS = [
     (sp.oo, "__int_as_float(0x7f800000)"),
     (-sp.oo, "__int_as_float(0xff800000)"),
 ]
+# Lengths of axes are ints: a product of two may be beyond an int, and a quotient is no whole number.
+LENGTHS = [
+    (COLS**2, "static_cast<float>(kCols) * kCols"),
+    (X / COLS**2, "x_i / (static_cast<float>(kCols) * kCols)"),
+    (X / COLS, "x_i / kCols"),
+    (COLS / 2, "kCols / 2.0f"),
+    (INNER / COLS, "static_cast<float>(kInner) / kCols"),
+    (-COLS / INNER, "-static_cast<float>(kCols) / kInner"),
+    (COLS * INNER * X, "x_i * kCols * kInner"),
+    ((INNER + COLS) / COLS, "(static_cast<float>(kCols) + kInner) / kCols"),
+    ((INNER - COLS) / COLS, "(static_cast<float>(kInner) - kCols) / kCols"),
+    (where(less(X, W), COLS, INNER) / INNER, "(x_i < w_i ? static_cast<float>(kCols) : kInner) / kInner"),
+    (Ordered(COLS, 1 / INNER, X), "static_cast<float>(kCols) / kInner * x_i"),
+]
 
 
 @pytest.mark.parametrize(("expr", "text"), TEXTS, ids=[text for _, text in TEXTS])
 def test_expressions_are_printed_as_a_person_writes_them(expr: sp.Expr, text: str) -> None:
     assert Printer(NAMES).text(expr) == text
+
+
+@pytest.mark.parametrize(("expr", "text"), LENGTHS, ids=[text for _, text in LENGTHS])
+def test_lengths_of_axes_are_multiplied_and_divided_as_floats(expr: sp.Expr, text: str) -> None:
+    assert Printer({**NAMES, "cols": "kCols", "inner": "kInner"}).text(expr) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))

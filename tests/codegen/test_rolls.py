@@ -9,8 +9,12 @@ import pytest
 
 import normgen
 from normgen import verify
+from normgen.engines.tvm_ffi import function_of, rules
 from normgen.errors import NothingValidError, ProgramError, SpecError, UsageError
+from normgen.export import headers_of
+from normgen.export.groups import groups_of
 from normgen.measure.cpu_check import check_on_cpu
+from normgen.operators.forms import Forms
 from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.rewrites.passes import passed
@@ -26,6 +30,7 @@ from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.matrix import report, wrong, wrong_backward
 from tests.codegen.test_batches import IN_REGISTERS, LAYOUT, RING, summed
+from tests.export.cases import record
 
 HALVES, PAIRS = load("qk_norm_rope"), load("qk_norm_rope_pairs")
 MIXED = parse("""
@@ -183,12 +188,16 @@ def test_neighbours_in_place_have_no_schedule_but_rows_of_a_thread() -> None:
     with pytest.raises(NothingValidError, match="no schedule is legal") as refused:
         default_schedule(problem_for(PAIRS, shape="4x3x1024", dtype="bf16", **IN_PLACE), DEVICE)
     assert "roll moves it to them" in str(refused.value.hint)
+    with pytest.raises(NothingValidError) as refused:
+        default_schedule(problem_for(spec_of("roll(x, 1) + w"), shape="2x6", **IN_PLACE), DEVICE)
+    assert "roll moves it to them: leave in_place out" in str(refused.value.hint)
 
 
 def spec_of(formula: str, tensors: str = 'x = "input"\nw = "parameter"\ny = "output"', more: str = "") -> Spec:
     return parse(f'name = "t"\n[tensors]\n{tensors}\n[formulas]\ny = "{formula}"\n{more}')
 
 
+ROLLED = spec_of("roll(x, -3) * w")
 REFUSED = {
     "roll(x, w)": "made of whole numbers and cols",
     "roll(x, cols * cols)": "made of whole numbers and cols",
@@ -238,15 +247,47 @@ def test_a_branch_that_is_not_taken_has_no_gradient_through_a_roll() -> None:
     np.testing.assert_allclose(dw, [[10.0, 0.0, 500.0, 0.25]])
 
 
+def accepts(spec: Spec, cols: int) -> bool:
+    try:
+        return problem_for(spec, shape=(4, cols)).cols == cols
+    except UsageError:
+        return False
+
+
+def test_every_door_refuses_rows_of_no_more_columns_than_they_are_rolled_by() -> None:
+    one = record(ROLLED, shape="4x64")
+    (header,) = headers_of([one], spec=ROLLED)
+    assert "cols <= 3" in header.text
+    (group,) = groups_of([one], lambda _: ROLLED)
+    assert any("cols > 3" in line for line in rules(group, function_of(group, (), file_name=header.file_name)))
+    rows = np.zeros((4, 3), np.float32)
+    with pytest.raises(UsageError, match="rolls rows of more than 3 cols"):
+        Forms(ROLLED).checked([rows, rows[0]])
+
+
 def test_rows_without_the_share_that_a_formula_rolls_by_are_refused() -> None:
     with pytest.raises(UsageError, match="a part of cols: these are a multiple of 2"):
         problem_for(HALVES, shape="4x8x127")
     with pytest.raises(UsageError, match="rolls rows by less than cols"):
         problem_for(spec_of("roll(x, 9) * w"), shape="4x8")
+    with pytest.raises(SpecError) as refused:
+        spec_of("roll(sum(x, 4), 4) * w")
+    assert "roll what is reduced" in str(refused.value.hint)
     assert HALVES.whole_cols == HALVES.least_cols == 2
     assert spec_of("roll(x, 9) * w").least_cols == 10
-    assert spec_of("roll(x, cols / 2 - 3) * w").least_cols == 8
+    assert spec_of("roll(x, cols / 2 - 3) * w").least_cols == 4
     assert spec_of("roll(x, cols - 5) * w").least_cols == 3
+    for formula in (
+        "roll(x, 9)",
+        "roll(x, cols / 2 - 3)",
+        "roll(x, cols - 5)",
+        "roll(x, 4 - cols / 2)",
+        "roll(x, cols / 2)",
+    ):
+        spec = spec_of(f"{formula} * w")
+        assert [cols for cols in range(2, 31, 2) if accepts(spec, cols)] == [
+            cols for cols in range(2, 31, 2) if cols > spec.too_few_cols
+        ]
     assert MIXED.whole_cols == 3
     assert spec_of("roll(x, cols / 4 - cols / 6) * w").whole_cols == 12
 

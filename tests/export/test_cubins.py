@@ -26,7 +26,8 @@ from normgen.python import handle, kernels
 from normgen.python.executor import executor_for
 from normgen.records.record import Record
 from normgen.records.winners import lookup, records_of, shipped_folder
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
+from tests.export.cases import record
 
 H200 = target("h200")
 QUESTION: dict[str, Any] = {"dtype": "bf16", "without": ("rstd",)}
@@ -145,3 +146,32 @@ def test_a_handle_runs_from_a_folder_without_a_compiler(tmp_path: Path, monkeypa
     wide = x.astype(np.float64)
     right = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * weight.astype(np.float64)
     np.testing.assert_allclose(y, right, rtol=1e-2, atol=1e-2)
+
+
+CODES = """
+name = "f4"
+[tensors]
+x = "input"
+y = { role = "output", dtypes = ["f4e2m1"] }
+[formulas]
+y = "x"
+"""
+WITHOUT_A_HEADER = {
+    "rows side by side": record("softmax", shape="18x40", col_stride=6),
+    "share a byte": record(parse(CODES, file="f4.toml"), shape="4x10"),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_A_HEADER)
+def test_a_record_that_no_header_has_is_named_and_its_machine_code_leaves(what: str, tmp_path: Path) -> None:
+    without, plain = WITHOUT_A_HEADER[what], record("softmax", shape="18x40")
+    (tmp_path / "records.jsonl").write_text(without.line() + plain.line())
+    (tmp_path / "f4.toml").write_text(CODES)
+    arguments = [str(tmp_path / "records.jsonl"), "--output", str(tmp_path / "out"), "--specs", str(tmp_path)]
+    done = CliRunner().invoke(export, arguments)
+    assert done.exit_code == 0, done.output
+    assert what in done.output
+    assert [path.name for path in (tmp_path / "out").glob("*.cu")] == ["softmax_fwd_f32_sm90.cu"]
+    done = CliRunner().invoke(export, [*arguments, "--cubin", str(tmp_path / "cubins")])
+    assert done.exit_code == 0, done.output
+    assert len(read_cubins(tmp_path / "cubins").records) == 2

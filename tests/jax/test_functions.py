@@ -489,3 +489,15 @@ def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tu
     }.items():
         with pytest.raises(UsageError, match=rule):
             norm(*wrong)
+
+
+@pytest.mark.parametrize("axis", [True, 1.0, "1", None, (1,), 4, -5])
+def test_an_axis_that_is_none_is_refused(axis: Any) -> None:
+    with pytest.raises(UsageError, match="axis is one of the 4 axes") as refused:
+        nj.softmax(jnp.zeros((2, 3, 4, 5)), axis)
+    assert refused.value.received == f"axis={axis!r}"
+
+
+def test_an_axis_is_any_whole_number() -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)), jnp.float32)
+    np.testing.assert_array_equal(nj.softmax(x, np.int64(1)), nj.softmax(x, 1))

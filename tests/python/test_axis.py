@@ -92,5 +92,33 @@ def test_an_array_that_lies_otherwise_is_refused(array: Array, said: str) -> Non
 
 
 def test_any_number_of_rows_is_not_asked_for_along_another_axis() -> None:
-    with pytest.raises(UsageError, match="whose first axis alone is free"):
+    with pytest.raises(UsageError, match="of which the first alone is free"):
         normgen.kernel("softmax", shape=SHAPE, axis=1, rows="any", device="cpu")
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 20, 1), 1), ((20, 1), 0), ((2, 3, 20, 1, 1), -3)])
+def test_an_axis_with_nothing_but_ones_behind_it_keeps_them(shape: tuple[int, ...], axis: int) -> None:
+    x, weight, bias = drawn(*shape), drawn(20), drawn(20)
+    np.testing.assert_allclose(
+        normgen.kernel("softmax", shape=shape, axis=axis, device="cpu")(x), softmax(x, axis), atol=1e-6
+    )
+    kernel = normgen.kernel("layernorm", shape=shape, axis=axis, device="cpu")
+    y, mean, rstd = kernel(x, weight, bias)
+    np.testing.assert_allclose(mean, x.mean(axis), atol=1e-6)
+    assert (y.shape, rstd.shape) == (shape, mean.shape)
+    wide = drawn(*shape[:axis], 40, *shape[axis:][1:])
+    part = wide.swapaxes(axis, 0)[4:24].swapaxes(axis, 0)  # not aligned to vectors: the general kernel's
+    again = np.empty_like(y)
+    kernel(part, weight, bias, out=again, mean=np.empty_like(mean), rstd=np.empty_like(rstd))
+    turned = np.moveaxis(part, axis, -1)
+    wanted = (turned - turned.mean(-1, keepdims=True)) / np.sqrt(turned.var(-1, keepdims=True) + 1e-5) * weight + bias
+    np.testing.assert_allclose(np.moveaxis(again, axis, -1), wanted, atol=1e-5)
+    with pytest.raises(UsageError, match=r"wrong shape of 'x': expected \[.., cols, 1"):
+        kernel(drawn(*shape, 2), weight, bias)
+
+
+def test_any_number_of_rows_along_the_last_axis_is_the_plain_handle() -> None:
+    for shape, axis in (((-1, 20), -1), ((-1, 20), 1), ("*x20", 1)):
+        kernel = normgen.kernel("softmax", shape=shape, axis=axis, device="cpu")  # type: ignore[arg-type]
+        x = drawn(7, 20)
+        np.testing.assert_allclose(kernel(x), softmax(x, -1), atol=1e-6)

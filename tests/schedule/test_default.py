@@ -470,3 +470,11 @@ def test_peeled_rows_with_column_sums_leave_few_lanes_idle() -> None:
     for op, shape in (("rmsnorm", "18827x5767"), ("layernorm", "29728x6395")):  # few idle; the next row finds room
         assert default(op, shape, direction="backward").vector == 8
     assert default("add_rmsnorm", "73996x258", direction="backward").edges == "exact"
+
+
+@pytest.mark.parametrize("cols", [7, 1 << 20])
+def test_a_shape_without_rows_has_a_default_and_an_estimate(cols: int) -> None:
+    for op, direction in itertools.product(("softmax", "rmsnorm"), ("forward", "backward")):
+        problem = problem_for(load(op), shape=(0, cols), direction=direction)
+        schedule = default_schedule(problem, H200)
+        assert predicted_us(problem, schedule, H200) > 0

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import normgen  # noqa: E402
 import normgen.torch as ng  # noqa: E402
 from normgen.dtypes import F4E2M1  # noqa: E402
+from normgen.errors import UsageError  # noqa: E402
 from normgen.traced.torch_formulas import TorchArithmetic  # noqa: E402
 from tests.presets.fp4 import NUMBERS, codes, two_a_byte  # noqa: E402
 
@@ -44,3 +45,31 @@ def test_torch_stores_and_casts_by_the_nearest_code() -> None:
     np.testing.assert_array_equal(do.stored(torch.from_numpy(x), F4E2M1).numpy(), two_a_byte(x))
     cast = do.cast(torch.from_numpy(x), F4E2M1).numpy()
     np.testing.assert_array_equal(cast.view(np.uint32), NUMBERS[codes(x)].view(np.uint32))
+
+
+WHOLE = """
+name = "codes"
+[tensors]
+x = "input"
+q = { role = "output", dtypes = ["f4e2m1"] }
+[formulas]
+q = "2 * x"
+"""
+
+
+def test_an_operator_without_groups_takes_every_even_number_of_columns() -> None:
+    codes_of = ng.operator(WHOLE)
+    for cols in (2, 6, 34):
+        x = torch.randn(5, cols, generator=torch.Generator().manual_seed(cols))
+        np.testing.assert_array_equal(codes_of(x).numpy(), two_a_byte(2 * x.numpy()))
+    with pytest.raises(UsageError, match="takes cols that are a multiple of 2"):
+        codes_of(torch.zeros(5, 7))
+
+
+def test_an_optional_output_of_codes_alone_needs_even_columns() -> None:
+    extra = 'y = "output"\nq = { role = "output", dtypes = ["f4e2m1"], optional = true }'
+    text = WHOLE.replace('q = { role = "output", dtypes = ["f4e2m1"] }', extra) + 'y = "x + 1"\n'
+    x = torch.ones(5, 7)
+    assert torch.equal(ng.operator(text)(x), x + 1)
+    with pytest.raises(UsageError, match="two f4e2m1 share a byte"):
+        ng.operator(text, returns=("y", "q"))(x)

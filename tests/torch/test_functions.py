@@ -549,3 +549,15 @@ def test_an_eager_mean_on_a_gpu_is_a_kernel_its_finish_and_a_division() -> None:
         torch.cuda.synchronize()
     kernels = [event.name for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     assert 1 <= len(kernels) <= 3, kernels
+
+
+@pytest.mark.parametrize("dim", [True, 1.0, "1", None, (1,), 4, -5])
+def test_a_dimension_that_is_none_is_refused(dim: Any) -> None:
+    with pytest.raises(UsageError, match="dim is one of the 4 dimensions") as refused:
+        ng.softmax(torch.zeros(2, 3, 4, 5), dim)
+    assert refused.value.received == f"dim={dim!r}"
+
+
+def test_a_dimension_is_any_whole_number() -> None:
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(ng.softmax(x, np.int64(1)), ng.softmax(x, 1))

@@ -113,3 +113,16 @@ def test_rows_in_batches_are_copied_as_before(made: list[Any]) -> None:
     found = adaln(x, scale, shift)
     assert torch.allclose(found if not isinstance(found, tuple) else found[0], theirs, atol=1e-4)
     assert classes(made) == [ProgramClass.ROWS]
+
+
+def test_rows_whose_sums_no_block_holds_are_copied(made: list[Any]) -> None:
+    layer_norm = Operator(load("layernorm"), returns=("y",)).function
+    shape = (1, 60000, 2)
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in (shape, 60000, 60000))
+    y = layer_norm(x.movedim(1, -1), weight, bias, 1e-5).movedim(-1, 1)
+    dy = torch.randn(shape)
+    found = torch.autograd.grad(y, (x, weight, bias), dy)
+    assert classes(made) == [ProgramClass.LANES, ProgramClass.ROWS]
+    theirs = torch.nn.functional.layer_norm(x.movedim(1, -1), (60000,), weight, bias, 1e-5).movedim(-1, 1)
+    for ours, expected in zip(found, torch.autograd.grad(theirs, (x, weight, bias), dy), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

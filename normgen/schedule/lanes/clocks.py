@@ -108,7 +108,7 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     by_registers = device.registers_per_sm // (-(-need // 8) * 8 * 32 * max(1, warps))
     by_shared = device.shared_per_sm // (shared + 1024) if shared else device.blocks_per_sm
     resident = max(1, min(by_registers, by_shared, device.threads_per_sm // s.threads, device.blocks_per_sm))
-    tiles = -(-problem.rows // rows_of_block(s))
+    tiles = max(1, -(-problem.rows // rows_of_block(s)))  # of no rows as of one
     blocks = min(tiles, s.persistent * device.sm_count) if s.persistent else tiles
     running = min(resident, -(-blocks // device.sm_count))
     rounds = math.ceil(tiles / (device.sm_count * running)) if tiles > device.sm_count * running else 1

@@ -15,7 +15,7 @@ from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.knobs import Arithmetic, Hold, Load, Softmax, Store, Variance
 from normgen.schedule.lanes.clocks import expected_registers, register_limit, work
-from normgen.schedule.lanes.plan import steps_of_part
+from normgen.schedule.lanes.plan import steps_of_part, sums_bytes
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
 from normgen.schedule.policy import shows_in_float32
@@ -106,7 +106,9 @@ def default_of_lanes(problem: Problem, device: Device) -> Schedule:
         if fits and is_legal and (best is None or rank[:2] < best[:2]):
             best = rank
     if best is None:
-        raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+        used, most = sums_bytes(problem), device.shared_per_block
+        why = f"sums of {problem.cols} columns take {used} bytes of a block, which has {most}: " if used > most else ""
+        raise NothingValidError("no schedule is legal for this problem", received=str(problem), hint=f"{why}{COPIED}")
     return best[2]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from normgen.cpu import find_compiler
 from normgen.device import TARGETS
-from normgen.errors import UsageError
+from normgen.errors import NothingValidError, UsageError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import along_axis
@@ -122,3 +124,27 @@ def test_a_refusal_says_why(knobs: dict[str, object], said: str) -> None:
     plain = CASES["held, lanes combine"].schedule.varied(rows_per_block=16, threads_per_row=2)
     assert refusal(problem, plain, H200) is None
     assert said in (refusal(problem, schedule_from(knobs, plain), H200) or "")
+
+
+def test_sums_that_no_block_holds_are_refused_with_a_way_out() -> None:
+    problem = problem_for(load("layernorm"), shape=(256, 65536), col_stride=64, direction="backward")
+    with pytest.raises(NothingValidError) as refused:
+        default_schedule(problem, H200)
+    assert "sums of 65536 columns take" in (refused.value.hint or "")
+    assert "copy" in (refused.value.hint or "")
+
+
+def test_sizes_behind_an_axis_are_not_zero_and_those_in_front_may_be() -> None:
+    with pytest.raises(UsageError, match="the sizes behind an axis are at least 1"):
+        along_axis("3x7x0", 1)
+    for device in H200, TARGETS["t4"]:
+        for op, direction in itertools.product(("softmax", "layernorm"), ("forward", "backward")):
+            rows, beside = along_axis("0x96x3", 1)
+            problem = problem_for(load(op), shape=rows, col_stride=beside, direction=direction)
+            assert emit(problem, default_schedule(problem, device)).kernels
+
+
+def test_a_pitch_below_the_columns_of_all_rows_side_by_side_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"at least cols \* col_stride") as refused:
+        problem_for(load("softmax"), shape=(18, 40), col_stride=6, pitch=100)
+    assert refused.value.received == "pitch 100, cols 40, 6 rows side by side"

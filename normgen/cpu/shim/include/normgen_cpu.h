@@ -102,8 +102,6 @@ float powf(float, float) noexcept;
 float sinf(float) noexcept;
 float cosf(float) noexcept;
 float fmaf(float, float, float) noexcept;
-float fmaxf(float, float) noexcept;
-float fminf(float, float) noexcept;
 float fabsf(float) noexcept;
 float copysignf(float, float) noexcept;
 float floorf(float) noexcept;

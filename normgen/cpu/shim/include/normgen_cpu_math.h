@@ -30,6 +30,18 @@ NORMGEN_INLINE int __popc(unsigned bits) { return __builtin_popcount(bits); }
 NORMGEN_INLINE int __ffs(int bits) { return __builtin_ffs(bits); }
 NORMGEN_INLINE int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 
+// min.f32 and max.f32: of a NaN, a signalling one too, the other operand, of two NaNs the canonical one; -0 is below 0.
+NORMGEN_INLINE float normgen_cpu_fminf(float a, float b) {
+  if (a != a || b != b) return a == a ? a : b == b ? b : __uint_as_float(0x7FFFFFFFu);
+  return a < b || (a == b && __float_as_uint(a) >> 31) ? a : b;
+}
+NORMGEN_INLINE float normgen_cpu_fmaxf(float a, float b) {
+  if (a != a || b != b) return a == a ? a : b == b ? b : __uint_as_float(0x7FFFFFFFu);
+  return a < b || (a == b && __float_as_uint(a) >> 31) ? b : a;
+}
+#define fminf normgen_cpu_fminf
+#define fmaxf normgen_cpu_fmaxf
+
 #define NORMGEN_MIN_MAX(type)                                               \
   NORMGEN_INLINE constexpr type min(type a, type b) { return b < a ? b : a; } \
   NORMGEN_INLINE constexpr type max(type a, type b) { return a < b ? b : a; }
