@@ -46,7 +46,7 @@ class Source:
 
     def halves(self, found: SortedOut) -> list[Halves]:
         """Of the headers of these records."""
-        return [halves(group) for group in groups_of(with_header(found.records), self.spec_of)]
+        return [halves(group) for group in groups_of(with_header(found.records, self.spec_of), self.spec_of)]
 
 
 def write_libraries(source: Source, folder: Path) -> Iterator[Path]:

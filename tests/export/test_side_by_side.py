@@ -45,7 +45,9 @@ def test_a_header_refuses_rows_side_by_side_and_names_the_way_out(tmp_path: Path
 def test_others_of_the_folder_have_their_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = written(tmp_path, beside(), plain())
     (header,) = export_folder(folder)
-    assert "64 rows side by side: normgen.kernel(axis=) calls it from Python" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "64 rows side by side, f32: a header has" in said
+    assert "normgen.kernel(axis=) calls it from Python" in said
     require_same(folder)
     alone = tmp_path / "alone"
     export_folder(written(alone, plain()))
