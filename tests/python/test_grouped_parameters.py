@@ -45,7 +45,7 @@ def test_each_batch_has_a_scale_for_each_group(norm, batches: int, rows: int) ->
         normgen.kernel(NORM, shape=(4, 3, COLS), direction="backward", present=("weight",), device="cpu"),
     )
     given = {"dy": dy, "x": x, "weight": weight, "scale": scale, "rms": rms}
-    dx, dbias = backward(**given)
+    dx, dweight, dbias, dscale = backward(**given)
     near = (
         reference(x.reshape(-1, COLS).astype(np.float64) + sign * 1e-5, each, weight[EACH], bias)[0].sum(1)
         for sign in (1.0, -1.0)
@@ -53,6 +53,16 @@ def test_each_batch_has_a_scale_for_each_group(norm, batches: int, rows: int) ->
     up, down = near
     np.testing.assert_allclose(dx.reshape(-1, COLS).sum(1), (up - down) / 2e-5, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(dbias, np.full(COLS, batches * rows), rtol=1e-6)
+    by_weight = ((want - bias) / weight[EACH]).sum(axis=0).reshape(-1, GROUP).sum(axis=1)
+    np.testing.assert_allclose(dweight, by_weight, rtol=1e-3, atol=1e-3)
+    assert dscale.shape == scale.shape
+    for batch, group in np.ndindex(scale.shape):
+        step = 1e-4 * np.outer(np.repeat(np.arange(batches), rows) == batch, group == EACH)
+        up, down = (
+            reference(x.reshape(-1, COLS).astype(np.float64), each + sign * step, weight[EACH], bias)[0].sum()
+            for sign in (1.0, -1.0)
+        )
+        np.testing.assert_allclose(dscale[batch, group], (up - down) / 2e-4, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(
