@@ -155,10 +155,13 @@ def has_header(record: Record, spec: Spec) -> bool:
 
 
 def _why_none(record: Record, spec: Spec) -> NoHeaderError | None:
+    """A record of another spec has none either, which is said where records leave."""
     try:
         require_general(problem_of(record.problem, spec))
     except NoHeaderError as error:
         return error
+    except UsageError:
+        return None
     return None
 
 
