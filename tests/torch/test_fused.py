@@ -303,6 +303,32 @@ def doubled(x: Tensor) -> Tensor:
     return x.double().exp()
 
 
+def written_in_part(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = 0
+    return y
+
+
+def soft_labels(x: Tensor) -> Tensor:
+    return torch.full_like(x, 0.1).scatter_(1, x.argmax(-1, keepdim=True), 0.9) * x.log_softmax(-1)
+
+
+def median(x: Tensor) -> Tensor:
+    return x - x.median(-1, keepdim=True).values
+
+
+def pooled(x: Tensor) -> Tensor:
+    return F.avg_pool1d(x[None], 2)[0]
+
+
+def out_of_torch(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy() * 2)
+
+
+def distances(x: Tensor) -> Tensor:
+    return torch.cdist(x, x)
+
+
 KEPT = torch.randn(8)
 
 
@@ -323,6 +349,16 @@ REFUSED = [
     (in_place, "does not write to its arguments", "x.mul_(2)"),
     (doubled, "not of float64", "return x.double().exp()"),
     (closed, "takes its tensors as arguments", "return x * KEPT"),
+    (written_in_part, "writes to a part of the rows or columns", "y[:, 0] = 0"),
+    (
+        soft_labels,
+        "'scatter' is not row-wise",
+        "return torch.full_like(x, 0.1).scatter_(1, x.argmax(-1, keepdim=True), 0.9) * x.log_softmax(-1)",
+    ),
+    (median, "'median' is not row-wise", "return x - x.median(-1, keepdim=True).values"),
+    (pooled, "'avg_pool1d' is not row-wise", "return F.avg_pool1d(x[None], 2)[0]"),
+    (out_of_torch, "does not ask what is in a tensor", "return torch.from_numpy(x.numpy() * 2)"),
+    (distances, "'cdist' asks for the number of rows", "return torch.cdist(x, x)"),
 ]
 
 
@@ -332,6 +368,32 @@ def test_what_is_not_row_wise_is_refused_with_its_operation_and_its_line(functio
         ng.fused(function, torch.randn(6, 8))
     assert rule in error.value.rule
     assert re.fullmatch(rf".*test_fused\.py:\d+: {re.escape(line)}", str(error.value.received))
+    assert error.value.hint
+
+
+LOWEST = torch.finfo(torch.float32).min
+MADE = {
+    "a number": lambda x: torch.softmax(x / torch.sqrt(torch.tensor(8.0)), -1),
+    "a value for each column": lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]),
+    "a value for each row": lambda x: x * torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]]),
+    "the lowest, where": lambda x: torch.where(x > 0, x, LOWEST).softmax(-1),
+    "the lowest, filled": lambda x: x.masked_fill(x < 0, LOWEST).softmax(-1),
+    "NaN": lambda x: torch.where(x > 0, x, torch.tensor(float("nan"))),
+    "pairs of columns": lambda x: x[:, :, None] * x[:, None, :],
+}
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("name", MADE)
+def test_tensors_that_a_function_makes_of_numbers_are_part_of_it(name: str) -> None:
+    """Numbers too that no formula has: those are arguments of the kernel."""
+    function, x = MADE[name], torch.randn(6, 8)
+    torch.testing.assert_close(ng.fused(function)(x), function(x), equal_nan=True)
+
+
+def test_a_tensor_of_many_numbers_is_an_argument() -> None:
+    with pytest.raises(UsageError, match="pass it to the function"):
+        ng.fused(lambda x: x * torch.tensor([1.0] * 100)).spec(torch.randn(6, 100))
 
 
 def test_what_cannot_be_traced_at_all_says_what_was_received() -> None:

@@ -166,7 +166,8 @@ class Fused:
             args = args if self.bound is None else (self.bound, *args)
             facts, tensors = _facts(args, named)
             if facts is None or not tensors:
-                raise UsageError("a function is traced with plain tensors", received=self._title)
+                hint = "pass tensors of torch one by one, of no subclass, and not in lists"
+                raise UsageError("a function is traced with plain tensors", received=self._title, hint=hint)
             return self._traced(tensors, args, named)
         if not self._plans:
             hint = "call it with tensors on a CUDA device, or give example arguments here"
@@ -185,7 +186,8 @@ class Fused:
         rows_of = _rows_of(sizes, dtypes)
         if rows_of is None:
             rule = "a function that is traced takes a tensor [.., cols] of floating point"
-            raise UsageError(rule, received=self._title)
+            received = ", ".join(f"{str(t.dtype).partition('.')[2]} {list(t.shape)}" for t in tensors)
+            raise UsageError(rule, received=received, hint="convert it, x.float(), or leave it to torch")
         statics, pattern = _statics(args, named), _pattern(sizes, rows_of)
         try:
             hash(statics)

@@ -16,11 +16,10 @@ from normgen.spec.writing import minus, number
 from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import Formulas, names_for
-from normgen.torch.tracing.reasons import BEYOND, NO_NUMBER, NO_VALUE, called
+from normgen.torch.tracing.reasons import NO_NUMBER, NO_VALUE, called, why_no_constant
 from normgen.torch.tracing.recording import COLS, INNER, Dims, Node, Recorded
 from normgen.torch.tracing.values import Read, Value, shape_of
 
-_LARGEST = 2.0**127  # of a constant of the language
 LENGTHS = {COLS: "cols", INNER: "inner"}
 
 
@@ -64,10 +63,8 @@ class Known:
             size = arg.meta.get("val")
             return self.size(size.node.expr if isinstance(size, torch.SymInt | torch.SymFloat) else None)
         if isinstance(arg, bool | int | float):
-            if math.isnan(arg):
-                raise ValueError("NaN is no constant of a formula")
-            if _LARGEST < abs(arg) < math.inf:
-                raise ValueError(BEYOND)
+            if why := why_no_constant(arg):
+                raise ValueError(why)
             return number(int(arg) if isinstance(arg, bool) else arg)
         return arg
 

@@ -38,8 +38,10 @@ from torch.overrides import TorchFunctionMode
 from normgen.errors import UsageError
 from normgen.torch.drawing import dropped
 from normgen.torch.tracing.reasons import (
+    BETWEEN,
     CALLED,
     DRAWS,
+    NO_DATA,
     OF_NUMBER,
     called,
     hint_for,
@@ -63,6 +65,7 @@ _OF_FUNCTIONS = {
 _NO_GRADIENT = "normgen_no_gradient"
 _FAKES = "torch._subclasses.fake_tensor"
 _MOST_TRIES, _MOST_PRODUCTS = 24, 96
+_MOST_NUMBERS = 64  # of a tensor that a function writes out
 _DETACH = "say where no gradient goes with detach(), or keep it outside"
 _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
@@ -138,7 +141,7 @@ def recorded(
         rule = "a tensor of a function that is traced has the rows' sizes, or some of them, in their order"
         known = [list(_counted(shape, sizes[rows_of], (*range(len(sizes[rows_of]) - 1), COLS))) for shape in sizes]
         has_matrices = sum(d.is_floating_point and len(s) > 1 for d, s in zip(dtypes, sizes, strict=True)) > 1
-        hint = hint_for("mm") if has_matrices else None
+        hint = hint_for("mm") if has_matrices else "x[i], a lookup, stays outside: pass what it gives, [.., cols]"
         raise refused(rule, ", ".join(n for n, dims in zip(names, known, strict=True) if not dims), hint)
     failures: list[UsageError] = []
     for place, dims in tries:
@@ -283,6 +286,7 @@ def _raw(call: Callable[..., Any], fakes: Sequence[Any], lines: _Lines) -> tuple
 
     # The empty table keeps `detach`: without one, it becomes an alias, which a gradient passes.
     raw = make_fx(torch.func.functionalize(run, remove="mutations"), decomposition_table={})(*fakes)
+    _write_numbers_out(raw)
     _made_plain(raw)
     return raw, trees[0]
 
@@ -298,12 +302,11 @@ def _running(mode: Any, lines: _Lines) -> Iterator[None]:
     except (UsageError, _SizesError):
         raise
     except (GuardOnDataDependentSymNode, DynamicOutputShapeException, DataDependentOutputException) as error:
-        rule = "a function that is traced does not ask what is in a tensor"
-        raise refused(rule, _user_line(error), "choose with torch.where") from error
+        raise refused(NO_DATA, _user_line(error), "choose with torch.where") from error
     except Exception as error:
         if "allow_non_fake_inputs" in str(error):
             rule = "a function that is traced takes its tensors as arguments"
-            raise refused(rule, _user_line(error)) from error
+            raise refused(rule, _user_line(error), "pass it to the function") from error
         raise _SizesError(_untraceable(error, lines.called)) from error
     finally:
         log.disabled = disabled
@@ -431,6 +434,30 @@ def _user_line(error: BaseException) -> str:
     return _line(frames[-1].filename, frames[-1].lineno or 0) if frames else "torch's own code"
 
 
+def _write_numbers_out(graph: Any) -> None:
+    """A tensor that the function makes of numbers, as torch.tensor(2.0), is made of them at each call."""
+    aten, add = torch.ops.aten, graph.graph.call_function
+    for node in [n for n in graph.graph.nodes if n.op == "get_attr"]:
+        value = getattr(graph, node.target)
+        if not 0 < value.numel() <= _MOST_NUMBERS or value.is_complex():
+            continue
+        kind = {"dtype": value.dtype, "device": value.device}
+        for copied in list(node.users):
+            with graph.graph.inserting_before(copied):
+                found = [
+                    add(aten.full.default, ([], one), kind) for one in torch.utils._pytree.tree_leaves(value.tolist())
+                ]
+                if value.ndim:
+                    found += [add(aten.stack.default, (list(found),))]
+                    found += [add(aten.reshape.default, (found[-1], list(value.shape)))]
+            for one in found:
+                one.meta = {key: note for key, note in copied.meta.items() if key != "val"}
+            copied.replace_all_uses_with(found[-1])
+            graph.graph.erase_node(copied)
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
 def _made_plain(graph: Any) -> None:
     """Without operations in place, and with `detach` behind what ran under `no_grad`.
 
@@ -504,9 +531,9 @@ def _check_guards(shapes: Any, axes: Sequence[Any], inner: Any, asked: Mapping[i
         line = _line(place.filename, place.lineno) if hasattr(place, "filename") else str(place)
         if asks & set(axes[:-1]) and i in asked:
             name, line = asked[i]
-            raise refused(f"'{name}' asks for the number of rows, which is any", line, hint_for(name))
+            raise refused(f"'{name}' asks for the number of rows, which is any", line, hint_for(name) or BETWEEN)
         if asks & set(axes[:-1]):
-            raise refused(OF_NUMBER, line)
+            raise refused(OF_NUMBER, line, "fuse each branch as a function of its own, and choose outside")
         raise _SizesError(refused("the function asks for the number of columns", line))
     if axes[-1] in shapes.replacements or inner in shapes.replacements:
         raise _SizesError(refused("the function takes one number of columns", "its operations"))

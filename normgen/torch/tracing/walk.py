@@ -22,7 +22,7 @@ from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import names_for
 from normgen.torch.tracing.known import LENGTHS
 from normgen.torch.tracing.operations import SAME, Operations
-from normgen.torch.tracing.reasons import PART_WRITTEN, called, hint_for, title
+from normgen.torch.tracing.reasons import BETWEEN, PART_WRITTEN, TWICE, called, hint_for, title
 from normgen.torch.tracing.recording import COLS, INNER, Dims, Node, Recorded, line_of, refused
 from normgen.torch.tracing.tail import Tail
 from normgen.torch.tracing.values import NARROW, VIEWS, Read, Traced, Value, shape_of
@@ -126,10 +126,9 @@ class Walk(Operations):
                 continue
             if node.op != "call_function":
                 if (part := next((n for n in graph.nodes if title(n) == PART_WRITTEN), None)) is not None:
-                    rule = f"'{PART_WRITTEN}' writes to a part of the rows or columns"
-                    raise refused(rule, line_of(part), hint_for(PART_WRITTEN))
+                    raise _written_in_parts(part)
                 rule = "a function that is traced takes its tensors as arguments"
-                raise refused(rule, line_of(node), "a module's parameters are arguments too")
+                raise refused(rule, line_of(node), "pass it to the function; a module's parameters are arguments too")
             if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
                 continue
             if node.target is operator.getitem:
@@ -147,7 +146,9 @@ class Walk(Operations):
                 found = self.operation(node)
             except ValueError as error:
                 name, reason = title(node), str(error)
-                raise refused(f"'{name}': {reason}", line_of(node), hint_for(name, reason)) from error
+                if name == PART_WRITTEN:
+                    raise _written_in_parts(node) from error
+                raise refused(f"'{name}': {reason}", line_of(node), hint_for(name, reason) or BETWEEN) from error
             self.known[node] = self.noted(node, found) if isinstance(found, Value) else found
 
     def is_behind(self, node: Node) -> bool:
@@ -157,7 +158,7 @@ class Walk(Operations):
         behind = [v is None or (isinstance(v, Value) and v.is_total) for v in values]
         if any(behind) and any(isinstance(v, Value) and v.axes and not v.is_total for v in values):
             rule = f"'{title(node)}' takes a sum over all rows back to the rows, which one kernel cannot"
-            raise refused(rule, line_of(node))
+            raise refused(rule, line_of(node), "give the sum back, and take it to the rows in a function of its own")
         return any(behind)
 
     def of_totals(self, node: Node) -> Value | None:
@@ -197,6 +198,9 @@ class Walk(Operations):
         """Rounded where the function is to round, and named where its author named it, or it is used again."""
         if tuple(map(self.product, value.dims)) != shape_of(node):
             raise refused(f"'{title(node)}' gives another shape than its rows have", line_of(node))
+        axes = [axis for dim in value.dims for axis in dim]
+        if len(axes) != len({*axes}):
+            raise refused(f"'{title(node)}': {TWICE}", line_of(node), hint_for(title(node), TWICE))
         name = called(node)
         is_view = name in VIEWS or name in SAME or name in ("permute", "squeeze", "slice", "select", "_to_copy")
         if self.every_rounding and value.dtype in NARROW and value.held_in != value.dtype and not is_view:
@@ -260,6 +264,11 @@ class Walk(Operations):
         number_ = int(re.search(r":(\d+):", str(error)).group(1)) if re.search(r":(\d+):", str(error)) else 1  # type: ignore[union-attr]
         rule = f"the function is not in the language: {error.rule.partition(': ')[2]}"
         return UsageError(rule, received=lines[number_ - 1] if number_ <= len(lines) else text, hint=error.hint)
+
+
+def _written_in_parts(node: Node) -> UsageError:
+    rule = f"'{PART_WRITTEN}' writes to a part of the rows or columns"
+    return refused(rule, line_of(node), hint_for(PART_WRITTEN))
 
 
 _OWN_DTYPE = (Role.ROW_INPUT, Role.SCALAR_INPUT, Role.SCALAR_PARAMETER, Role.ROW_OUTPUT)

@@ -159,13 +159,16 @@ class Cut:
 
     def _kernel(self, *tensors: Tensor) -> Any:
         """The function of rows: each step on [rows.., cols], where a size that a value has not is 1."""
-        known: dict[Step, Any] = dict(zip(self.leaves, tensors, strict=True))
+        known: dict[Step, Any] = {
+            leaf: tensor.detach() if leaf.is_free and leaf.val.numel() == 1 else tensor  # a number has no gradient
+            for leaf, tensor in zip(self.leaves, tensors, strict=True)
+        }
         for step in self.constants:
+            _note(step)
             made = {"dtype": step.val.dtype, "device": tensors[0].device}
-            known[step] = torch.full([1] * min(step.val.ndim, 1), step.constant, **made)
+            known[step] = aten.full.default([1] * min(step.val.ndim, 1), step.constant, **made)
         for step in self.inside:
-            metadata.current_meta["stack_trace"] = step.node.meta.get("stack_trace", "")
-            metadata.current_meta["custom"] = {CALLED: title(step.node)}
+            _note(step)
             known[step] = self._on_rows(step, known)
         found = [known[step] for step in self.written]
         return found[0] if len(found) == 1 else tuple(found)
@@ -269,6 +272,12 @@ class Cut:
         axes = {leaf: sorted({runs[a] for a in self.layout.axis_of(leaf)}) for leaf in self.leaves}
         leaves = [(places[leaf], str(leaf.val.dtype), *axes[leaf]) for leaf in self.leaves]
         return (*lines, *leaves, len(self.runs), places[self.layout.main])
+
+
+def _note(step: Step) -> None:
+    """What is recorded next is this step of its author's."""
+    metadata.current_meta["stack_trace"] = step.node.meta.get("stack_trace", "")
+    metadata.current_meta["custom"] = {CALLED: title(step.node)}
 
 
 class CutPlan:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from normgen.torch.tracing.reasons import why_no_constant
+
 aten = torch.ops.aten
 Node = Any  # of a torch.fx.Graph
 
@@ -184,7 +186,9 @@ class Pieces:
             raise CannotCutError  # torch would compute there what is a kernel's
         if step.name in _MADE and step.is_free and not given:
             at = _MADE[step.name]
-            step.constant = float(step.name == "ones") if at is None else step.args[at]
+            value = float(step.name == "ones") if at is None else step.args[at]
+            if not why_no_constant(value):  # else torch makes it in front, and the kernel takes a number
+                step.constant = value
         self.steps.append(step)
         return step
 
@@ -203,6 +207,10 @@ class Pieces:
             val, value = node.meta["val"], args[-1] if "full" in name else int("ones" in name)
             sized = (list(val.shape), value) if _LIKE[name] is aten.full.default else (list(val.shape),)
             return self.made(_LIKE[name], sized, {"dtype": val.dtype, "device": val.device}, node)
+        if op is aten.masked_fill.Scalar and why_no_constant(args[2]):
+            kind = {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device}
+            filled = self.made(aten.full.default, ([], args[2]), kind, node)
+            op, args, name = aten.where.self, (args[1], filled, args[0]), "where"
         if name in SOFTMAXES:
             args = [self.unshifted(args[0], args[1]), *args[1:]]
         flat = torch.utils._pytree.tree_leaves((args, kwargs))
