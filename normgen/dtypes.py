@@ -321,14 +321,20 @@ _NOT_STORED = {
     **dict.fromkeys(("i4", "int4", "u4", "uint4", "fp6"), _NARROW),
     **dict.fromkeys(("complex64", "complex128", "c64", "c128"), _COMPLEX),
     **dict.fromkeys(("i16", "int16", "short", "u16", "uint16"), "not supported: i32 holds these numbers"),
+    **dict.fromkeys(("fp8", "f8", "float8"), "did you mean 'f8e4m3' or 'f8e5m2'?"),
+    **dict.fromkeys(("fp4", "f4", "float4"), "did you mean 'f4e2m1'? the scales of groups are a tensor of their own"),
     "tf32": "did you mean 'f32'?",
     **dict.fromkeys(("nvfp4", "mxfp4"), "did you mean 'f4e2m1'? the scales of groups are a tensor of their own"),
 }
 
 
-def instead_of_dtype(name: str) -> str | None:
-    """Why a dtype of that name is not supported, or which one is meant; None of other names."""
-    return _NOT_STORED.get(name.lower())
+def instead_of_dtype(name: str, *, aliases: bool = False) -> str | None:
+    """Why a dtype of that name is not supported, or which one is meant; None of other names.
+
+    aliases  where a dtype has one name alone, as in a formula, others of its names say which
+    """
+    meant = _BY_ALIAS.get(name.lower()) if aliases else None
+    return _NOT_STORED.get(name.lower()) or (f"did you mean '{meant.name}'?" if meant else None)
 
 
 def _name_of(given: Any) -> str:

@@ -24,6 +24,7 @@ from normgen.spec.formula import (
     totalled,
 )
 from normgen.spec.functions import CONDITIONS, CONSTANTS, INNER, PICKS, POSITIONS, RANDOM, TERM
+from normgen.spec.instead import instead_of_name
 from normgen.spec.kinds import checked_kinds, is_draw
 from normgen.spec.spec import Formula, Kind, Role, Spec
 
@@ -102,7 +103,7 @@ def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
         for used in names_in(trees[key]):
             if used.name not in known:
                 rule = f"unknown name '{used.name}' in the formula of '{formula.name}' (column {used.column + 1})"
-                hint = did_you_mean(used.name, known)
+                hint = instead_of_name(used.name) or did_you_mean(used.name, known)
                 raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text, hint=hint)
     defined = {f.name for f in spec.formulas}
     for tensor in (*spec.outputs, *spec.statistics):
@@ -222,7 +223,7 @@ def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
         for node in nodes(trees[key]):
             if isinstance(node, Cast) and node.to not in DTYPES and node.to not in known:
                 rule = f"cast(e, to) names a dtype or a tensor (column {node.column + 1} of the formula)"
-                hint = instead_of_dtype(node.to) or did_you_mean(node.to, [*DTYPES, *known])
+                hint = instead_of_dtype(node.to, aliases=True) or did_you_mean(node.to, [*DTYPES, *known])
                 raise SpecError(rule, file=spec.file, line=formula.line, received=node.to, hint=hint)
 
 

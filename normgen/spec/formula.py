@@ -26,7 +26,14 @@ from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, POWER, REDUCTIONS, ROLL, TERM, TOTAL
-from normgen.spec.instead import AXES, instead_of_axis, instead_of_form, instead_of_function, instead_of_method
+from normgen.spec.instead import (
+    AXES,
+    instead_of_axis,
+    instead_of_form,
+    instead_of_function,
+    instead_of_method,
+    instead_of_two,
+)
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
@@ -322,7 +329,8 @@ class _Parser:
         sizes = [1 << power for power in range(1, LARGEST_GROUP.bit_length())]
         if not isinstance(size, Number) or size.value not in sizes:
             where = self.offset + node.args[1].col_offset
-            hint = instead_of_axis(function, node) or f"such as {function}(x, 32)"
+            hint = instead_of_two(function, node) or instead_of_axis(function, node)
+            hint = hint or f"such as {function}(x, 32)"
             raise self.error(f"the columns of a group are a power of two from 2 to {LARGEST_GROUP}", where, hint=hint)
         return Call(function, (self.expression(node.args[0], depth + 1), size), at)
 
@@ -389,7 +397,8 @@ class _Parser:
         if node.keywords or len(node.args) != takes:
             known = FUNCTIONS[function]
             asked = f"{function}({', '.join(known.arguments)}) is {known.words}"
-            asked = instead_of_axis(function, node) or (AXES if function in REDUCTIONS and node.keywords else asked)
+            asked = AXES if function in REDUCTIONS and node.keywords else asked
+            asked = instead_of_two(function, node) or instead_of_axis(function, node) or asked
             raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at, hint=asked)
         found = Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
         if function == ROLL:

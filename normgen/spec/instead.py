@@ -134,6 +134,7 @@ FORMULAS = {
     "x - floor(x)": "frac",
     "round(x)": "rint nearbyint",
     "x - n * floor(x / n)": "mod fmod remainder",
+    "a * b + c": "fma fmaf addcmul mad",
     "x != x": "isnan is_nan",
     "abs(x) == inf": "isinf",
     "abs(x) < inf": "isfinite",
@@ -179,6 +180,18 @@ _FUNCTIONS = {
     **dict.fromkeys(("batch_norm", "batchnorm", "running_mean", "running_var"), _NO_SUMS_OF_COLUMNS),
     **dict.fromkeys(("allreduce", "all_reduce", "psum", "pmean"), "not supported: other GPUs; the caller adds up"),
     **dict.fromkeys(("double", "float64"), "not supported: arithmetic is float32 by design"),
+    **dict.fromkeys(("float", "float32"), "leave it out: every operation runs in float32"),
+    **dict.fromkeys(("int", "long", "integer"), "write sign(x) * floor(abs(x)), in float32"),
+}
+_NAMES = {
+    "pi": "write 3.141592653589793",
+    "tau": "write 6.283185307179586",
+    "e": "write 2.718281828459045",
+    "nan": "not supported: NaN as a constant; x != x tells it",
+    "infinity": "write inf",
+    "rows": "not supported: the number of rows; row is the number of an element's row, from 0",
+    **dict.fromkeys(("index", "column", "arange"), "write col, the number of an element's column, or row"),
+    **dict.fromkeys(("n", "N", "D", "dim", "hidden", "width", "size", "length"), "write cols, the length of a row"),
 }
 _REDUCED_SO = (
     "sum",
@@ -249,6 +262,20 @@ def instead_of_function(name: str) -> str | None:
         if axis in _OF_ROWS or whose in _EACH_ROW:
             return _within_rows(reduction)
     return _FUNCTIONS.get(name)
+
+
+def instead_of_name(name: str) -> str | None:
+    """What to write instead of a name that no tensor, scalar or formula has."""
+    return _NAMES.get(name)
+
+
+def instead_of_two(name: str, call: ast.Call) -> str | None:
+    """What to write instead of max(x, 0), a reduction of two; None of any other call."""
+    if name not in ("max", "min") or len(call.args) != 2 or call.keywords:
+        return None
+    larger = "larger" if name == "max" else "smaller"
+    two = ", ".join(map(ast.unparse, call.args))
+    return f"write {name}imum({two}) for the {larger} of two, {name}(x, 32) for groups of columns"
 
 
 def instead_of_axis(name: str, call: ast.Call) -> str | None:

@@ -56,12 +56,12 @@ def checked_kinds(
             raise SpecError(rule, file=spec.file, line=formulas[key].line, received=formulas[key].text, hint=hint)
     for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_row):
         if found.kinds[tensor.name].within_row:
-            rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is {found.kinds[tensor.name]}"
+            rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is [{_axes(found.kinds[tensor.name])}]"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)
     for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_groups):
         if not (kind := found.kinds[tensor.name]).is_groups:
-            rule = f"{tensor.role} '{tensor.name}' has one value per group, but its formula is {kind}"
+            rule = f"{tensor.role} '{tensor.name}' has one value per group, but its formula is [{_axes(kind)}]"
             whole = "a value of the whole row has the role statistic; one of a group is reduced in groups"
             formula, hint = formulas[tensor.name], f"{whole}: absmax(x, {spec.group})"
             raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text, hint=hint)

@@ -74,9 +74,11 @@ def read_text(path: str | Path, *, what: str) -> str:
     if len(data) > LARGEST_FILE:
         raise SpecError(f"a {what} file has at most {LARGEST_FILE} bytes", file=str(file))
     try:
-        return data.decode("utf-8").replace("\r\n", "\n")
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise SpecError(f"a {what} is UTF-8 text", file=str(file), received=f"byte {error.start}") from None
+        raise SpecError(
+            f"a {what} is UTF-8 text", file=str(file), received=f"the byte 0x{data[error.start]:02x} at {error.start}"
+        ) from None
 
 
 def _too_deep(text: str) -> int | None:

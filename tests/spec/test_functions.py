@@ -74,6 +74,16 @@ def test_conditions_bind_as_in_python_and_chains_are_both() -> None:
 
 
 IDIOMS = {
+    "max(x, 0)": "write maximum(x, 0) for the larger of two",
+    "min(x, 2 * x)": "write minimum(x, 2 * x) for the smaller of two",
+    "pi * x": "write 3.141592653589793",
+    "x * nan": "not supported: NaN as a constant",
+    "rows * x": "not supported: the number of rows",
+    "int(x)": "write sign(x) * floor(abs(x))",
+    "float(x)": "leave it out",
+    "fma(x, x, x)": "write a * b + c",
+    "cast(x, fp8)": "did you mean 'f8e4m3' or 'f8e5m2'?",
+    "cast(x, float16)": "did you mean 'f16'?",
     "x ^ 2": "a power is written **",
     "x if x > 0 else 0": "write where(condition, a, b)",
     "var(x)": "write mean((x - mean(x))**2)",
@@ -89,4 +99,4 @@ IDIOMS = {
 @pytest.mark.parametrize(("formula", "hint"), IDIOMS.items())
 def test_a_refusal_names_the_idiom(formula: str, hint: str) -> None:
     with pytest.raises(SpecError, match=re.escape(f"hint: {hint}")):
-        parse_formula(formula)
+        parse(f'name = "f"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "{formula}"')

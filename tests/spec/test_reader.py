@@ -124,8 +124,10 @@ def test_unknown_names_and_files_are_usage_errors(tmp_path) -> None:
     with pytest.raises(UsageError, match="cannot read the spec file"):
         load(tmp_path / "missing.toml")
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
-    with pytest.raises(SpecError, match="a spec is UTF-8 text"):
+    with pytest.raises(SpecError, match=r"a spec is UTF-8 text\n  received: the byte 0xe9 at 8"):
         load(tmp_path / "latin.toml")
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + TEN_LINES.encode())  # as editors on Windows write it
+    assert load(tmp_path / "marked.toml").name == parse(TEN_LINES).name
     (tmp_path / "large.toml").write_bytes(b"#" * (LARGEST_FILE + 1))
     with pytest.raises(SpecError, match=f"a spec file has at most {LARGEST_FILE} bytes"):
         load(tmp_path / "large.toml")
@@ -214,7 +216,7 @@ BROKEN = [
     (changed('y = "x * scale * weight"', 'y = "x * scale * weight"\nz = "y"'), 15, "formula 'z' is not used"),
     (changed('"1 / (absmax(x) + eps)"', '"1 / (absmax(y) + eps)"'), 14, "y -> scale -> y"),
     (changed('absent = "1"', 'absent = "weight"'), 6, "absent(weight) -> absent(weight)"),
-    (changed('"1 / (absmax(x) + eps)"', '"x + eps"'), 15, "has one value per row, but its formula is elem"),
+    (changed('"1 / (absmax(x) + eps)"', '"x + eps"'), 15, "has one value per row, but its formula is [rows, cols]"),
     (changed("absmax(x)", "absmax(weight)"), 15, "absmax reduces a row"),
     (changed("absmax(x)", "absmax(sum(x))"), 15, "absmax reduces a row"),
     (changed("absmax(x)", "__import__('os').system('ls')"), 15, "only the known functions can be called"),
@@ -242,12 +244,12 @@ def test_a_broken_spec_is_refused_with_its_line(text: str, line: int, says: str)
 
 
 @pytest.mark.parametrize(
-    ("formula", "kind"), [("mean(x)", "row"), ("x", "elem"), ("2", "scalar"), ("x * absmax(x, 4)", "elem")]
+    ("formula", "axes"), [("mean(x)", "rows"), ("x", "rows, cols"), ("2", ""), ("x * absmax(x, 4)", "rows, cols")]
 )
-def test_what_is_no_value_of_a_group_is_refused_where_it_is_one_with_its_line(formula: str, kind: str) -> None:
+def test_what_is_no_value_of_a_group_is_refused_where_it_is_one_with_its_line(formula: str, axes: str) -> None:
     text = 'name = "a"\nsummary = "s"\n[tensors]\nx = "input"\ns = "group_statistic"\ny = "output"\n'
     text += f'[formulas]\ny = "x / max(x, 4)"\ns = "{formula}"\n'
-    with pytest.raises(SpecError, match=rf"^a\.toml:9: .* one value per group, but its formula is {kind}") as error:
+    with pytest.raises(SpecError, match=rf"^a\.toml:9: .* one value per group, but its formula is \[{axes}\]") as error:
         parse(text, file="a.toml")
     assert error.value.received == formula
     assert str(error.value.hint).endswith("reduced in groups: absmax(x, 4)")
