@@ -55,8 +55,8 @@ def checked_kinds(
             hint = "a product sums inner, x @ w, and so do sum(x) and mean(x)"
             raise SpecError(rule, file=spec.file, line=formulas[key].line, received=formulas[key].text, hint=hint)
     for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_row):
-        if found.kinds[tensor.name].within_row:
-            rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is [{_axes(found.kinds[tensor.name])}]"
+        if (kind := found.kinds[tensor.name]).within_row:
+            rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is [{_axes(kind)}]"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)
     for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_groups):

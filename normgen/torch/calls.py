@@ -37,7 +37,8 @@ def name_of(dtype: Any) -> str:
     """
     name = "f32" if dtype == torch.float64 else _NAMES.get(dtype)
     if name is None:
-        raise UsageError("a tensor is stored in one of normgen's dtypes", received=str(dtype))
+        hint = f"torch's own, such as torch.{dtype}" if isinstance(dtype, str) else None
+        raise UsageError("a tensor is stored in one of normgen's dtypes", received=repr(dtype), hint=hint)
     return name
 
 

@@ -43,7 +43,7 @@ def over_last(run: Any, shape: Any, x: Tensor, *parameters: Any, eps: float | No
         return run(x, ..., *parameters, eps=eps, **options)
     if not shape or sizes[-len(shape) :] != tuple(shape):
         rule = f"the last sizes are the normalized_shape {tuple(shape)}"
-        hint = "layer_norm(x, (cols,), weight); or layer_norm(x, weight), over the last dimension"
+        hint = "(cols,) is over the last dimension, as a call without it is"
         raise UsageError(rule, received=str(tuple(sizes)), hint=hint)
     flat = [p.flatten() if isinstance(p, torch.Tensor) else p for p in parameters]
     return run(x.flatten(-len(shape)), ..., *flat, eps=eps, **options).reshape(sizes)
@@ -110,7 +110,7 @@ def _reduced_by(reduction: str) -> Operator:
     if reduction == "none":
         return _loss_of_rows
     returns = ("total_loss", "counted") if reduction == "mean" else ("total_loss",)
-    return Operator(load("cross_entropy_total"), returns=returns, takes=_LABELLED)
+    return Operator(load("cross_entropy_total"), returns=returns, takes=_LABELLED, name="cross_entropy")
 
 
 def cross_entropy(
@@ -151,7 +151,11 @@ def cross_entropy(
     ignored, smoothing = ignore_index_of(ignore_index), label_smoothing_of(label_smoothing)
     if not is_dynamo_compiling():
         reduced = _Reduced(target, ignored, reduction, input)
-        found = _reduced_by(reduction).eager((input, target), (float(ignored), smoothing, z_loss), None, reduced)
+        total = _reduced_by(reduction)
+        try:
+            found = total.eager((input, target), (float(ignored), smoothing, z_loss), None, reduced)
+        except UsageError as error:
+            raise total.as_called(error) from error
         if found is not NotImplemented:
             return found
     losses = _loss_of_rows.function(input, target, float(ignored), smoothing, z_loss, opaque=opaque)
@@ -174,7 +178,8 @@ def _refuse_options(weight: Any, size_average: Any, reduce: Any) -> None:
     if weight is not None:
         raise UsageError("cross_entropy has no weights of classes", received=f"weight={weight!r}", hint=_OTHER)
     received = f"size_average={size_average}, reduce={reduce}"
-    raise UsageError("how losses are reduced is said by reduction", received=received, hint="reduction='mean'")
+    meant = "none" if reduce is not None and not reduce else "mean" if size_average in (None, True) else "sum"
+    raise UsageError("how losses are reduced is said by reduction", received=received, hint=f"reduction='{meant}'")
 
 
 def _classes_last(input: Tensor, target: Tensor) -> Tensor:

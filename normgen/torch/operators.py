@@ -57,7 +57,7 @@ class Operator:
         self._along = along_of(self.operators)
         self._of_plain = tuple(self.operators.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self.operators.written.index(output) for output in self.returns)
-        self._in_float32, self._name = in_float32, name or spec.name
+        self._in_float32, self._name, self._takes = in_float32, name or spec.name, takes or {}
         self.eager = Eager(self.operators, (self._of_plain, self._of_saving), in_float32=in_float32)
         # What a compiler traces: one operator, which becomes the kernel's or the formulas below what it guards.
         self.traced = self.operators.traced(self._name, self.returns, self._chosen, in_float32=in_float32)
@@ -101,6 +101,20 @@ class Operator:
 
     def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         """Straight to the kernel; by the dispatcher where somebody may be looking on."""
+        try:
+            return self._run(tensors, scalars, dtype, opaque)
+        except UsageError as error:
+            raise self.as_called(error) from error
+
+    def as_called(self, error: UsageError) -> UsageError:
+        """The refusal in the words of the function that was called, which may name itself and its tensors otherwise."""
+        rule = error.rule
+        for name, called in ((self.spec.name, self._name), *self._takes.items()):
+            rule = rule.replace(f"'{name}'", f"'{called}'")
+        rule = rule.replace(f"of spec '{self._name}'", f"of '{self._name}'")
+        return type(error)(rule, received=error.received, hint=error.hint) if rule != error.rule else error
+
+    def _run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         if self._calls.labels:  # True is no label, though it is equal to one of an earlier call
             self._calls.by_name(scalars)
         found = self.eager(tensors, scalars, dtype)

@@ -300,10 +300,10 @@ def test_outputs_have_the_dtype_that_torch_promotes_the_inputs_to(device: str) -
 @pytest.mark.parametrize(
     ("call", "rule"),
     [
-        (lambda: ng.rms_norm(torch.randn(3, 8), torch.randn(7)), r"'weight' of 'rmsnorm' has the shape \(8,\) here"),
+        (lambda: ng.rms_norm(torch.randn(3, 8), torch.randn(7)), r"'weight' of 'rms_norm' has the shape \(8,\) here"),
         (lambda: ng.swiglu(torch.randn(3, 8), torch.randn(2, 8)), r"'up' of 'swiglu' has the shape \(3, 8\) here"),
         (lambda: ng.softmax(torch.tensor(1.0)), "takes \\[.., cols\\]"),
-        (lambda: ng.softmax(np.ones((2, 3))), "'x' of 'softmax' is a torch tensor"),
+        (lambda: ng.softmax(np.ones((2, 3))), "'input' of 'softmax' is a torch tensor"),
         (lambda: ng.rms_norm(torch.randn(3, 8), np.ones(8)), "is a torch tensor"),
         (lambda: ng.softmax(torch.ones(2, 3, dtype=torch.int32)), "stored as one of: f32, f16, bf16"),
         (lambda: ng.softmax(torch.ones(2, 3, dtype=torch.complex64)), "in one of normgen's dtypes"),

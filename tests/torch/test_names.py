@@ -91,11 +91,16 @@ LOGITS, LABELS = torch.randn(3, 5), torch.tensor([1, 2, 3])
             r"normalized_shape \(4,\)\n  received: \(3, 5\)",
             "over the last dimension",
         ),
-        (lambda: ng.rms_norm(LOGITS, ()), r"normalized_shape \(\)", r"layer_norm\(x, \(cols,\), weight\)"),
+        (lambda: ng.rms_norm(LOGITS, ()), r"normalized_shape \(\)", r"\(cols,\) is over the last dimension"),
+        (lambda: ng.rms_norm(LOGITS, (5,), torch.ones(4)), "'weight' of 'rms_norm' has the shape", "reshape"),
         (lambda: ng.softmax(LOGITS, 2), "dim is one of the 2 dimensions", "dim=-1"),
         (lambda: ng.softmax(LOGITS, None), "dim is one of the 2 dimensions", "dim=-1"),
         (lambda: ng.cross_entropy(LOGITS, LABELS, torch.ones(5)), "no weights of classes", "fused"),
         (lambda: ng.cross_entropy(LOGITS, LABELS, None, True), "said by reduction", "reduction='mean'"),
+        (lambda: ng.cross_entropy(LOGITS, LABELS, None, False), "said by reduction", "reduction='sum'"),
+        (lambda: ng.cross_entropy(LOGITS, LABELS, reduce=False), "said by reduction", "reduction='none'"),
+        (lambda: ng.cross_entropy(LOGITS, LABELS[:2]), "'target' of 'cross_entropy' has the shape", "reshape"),
+        (lambda: ng.softmax(LOGITS, -1, dtype="float16"), "received: 'float16'", "torch.float16"),  # type: ignore[arg-type]
         (lambda: ng.cross_entropy(LOGITS, LOGITS.softmax(-1)), "a label for each row", "fused"),
         (lambda: ng.cross_entropy(torch.randn(3, 5, 5), torch.zeros(3, 5).long()), "labels fit both", "flatten"),
     ],
@@ -105,6 +110,14 @@ def test_what_is_not_taken_is_refused_with_its_way_out(call: Callable[[], Any], 
         call()
     assert caught.value.hint is not None
     assert re.search(hint, caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
+def test_a_refusal_says_the_functions_own_names(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'input' of '{name}' is stored as one of"):
+        getattr(ng, name)(LABELS[None])
+    with pytest.raises(UsageError, match=f"'input' of '{name}' is a torch tensor"):
+        getattr(ng, name)(LOGITS.numpy())
 
 
 @pytest.mark.parametrize("options", [{"weight": torch.linspace(0.5, 2, 5)}, {"label_smoothing": 0.1}])
