@@ -65,8 +65,8 @@ def bench(
 ) -> None:
     """Time a SUITE: our kernels, rooflines and other libraries between the same kernels, in one interleaved run.
 
-    SUITE is a built-in suite (forward_h200, decode_h200, backward_h200) or a TOML file. Every result is checked against
-    float64 first; a peer that fails says so in its cell. Exit 4 if one of our kernels is wrong.
+    SUITE is a built-in suite (such as forward_h200, decode_h200, backward_h200) or a TOML file. Every result is checked
+    against float64 first; a peer that fails says so in its cell. Exit 4 if one of our kernels is wrong.
 
     \b
     --nearest N times shapes that nobody tuned: the nearest record's schedule against what a tune of --budget finds.

@@ -23,7 +23,7 @@ from normgen.export.cubins import write_cubins
 from normgen.export.proof import Refused, require_all, sorted_out
 from normgen.files.names import Part, name_part
 from normgen.records.record import Record, parse_line
-from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
+from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of, ways_to_records
 from normgen.studies.t4 import t4_results
 
 
@@ -183,7 +183,8 @@ def export(
     )
     if not plan.headers and not refused:
         of = f" of {archs}" if archs else ""
-        raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
+        received = ", ".join(map(str, files or (output / "records",)))
+        raise NothingValidError(f"there is no record{of} to export", received=received, hint=ways_to_records())
     taken = taking.write(as_json=as_json)
     written = [str(path) for path in plan.write()]
     if as_json:

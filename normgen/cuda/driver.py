@@ -108,7 +108,7 @@ def find_gpu(device: int | str | None) -> tuple[int, Device] | None:
     if device == "cpu":
         return None
     if device is not None and not isinstance(device, int):
-        raise UsageError("a device is the number of a GPU, or 'cpu'", received=repr(device))
+        raise UsageError("a device is the number of a GPU, or 'cpu'", received=repr(device), hint="0 is the first GPU")
     try:
         return device or 0, device_facts(device or 0)
     except NoDeviceError:

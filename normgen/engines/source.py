@@ -17,7 +17,7 @@ from normgen.export.header import Halves, halves
 from normgen.export.proof import SortedOut, require_all, sorted_out
 from normgen.files.private import to_stderr, write_atomically
 from normgen.records.record import Record
-from normgen.records.winners import kept_of
+from normgen.records.winners import kept_of, ways_to_records
 from normgen.spec.spec import Spec
 
 
@@ -41,7 +41,8 @@ class Source:
         else:
             records = headers.folder_records(self.output)
         if not records:
-            raise NothingValidError("there is no record to export", received=str(self.output / "records"))
+            received = ", ".join(map(str, self.files or (self.output / "records",)))
+            raise NothingValidError("there is no record to export", received=received, hint=ways_to_records())
         return sorted_out(records, self.spec_of)
 
     def halves(self, found: SortedOut) -> list[Halves]:

@@ -93,5 +93,5 @@ def executor_for(device: int | str) -> Executor:
     if device == "cpu":
         return Cpu()
     if not isinstance(device, int):
-        raise UsageError("a device is the number of a GPU, or 'cpu'", received=repr(device))
+        raise UsageError("a device is the number of a GPU, or 'cpu'", received=repr(device), hint="0 is the first GPU")
     return Gpu(device)

@@ -89,6 +89,11 @@ def needs_state() -> AbstractContextManager[None]:
     return needed("the state folder must be writable", hint="set NORMGEN_STATE_DIR to a folder that is")
 
 
+def ways_to_records() -> str:
+    """The hint where an export has none: those of a run, and those that come with normgen."""
+    return f"give files of records: a run's winner.jsonl, or what comes with normgen, {shipped_folder()}/*.jsonl"
+
+
 def shipped_folder() -> Path:
     """The records that come with normgen."""
     return shipped("generated") / "records"

@@ -177,8 +177,8 @@ def _check_time(us: object) -> None:
 def _header(path: Path, line: str) -> Header:
     try:
         plain = parse_json(line)
-        if plain.pop("schema") != SCHEMA:
-            raise ValueError("another schema")
+        if not isinstance(plain, dict) or plain.pop("schema", None) != SCHEMA:
+            raise ValueError("another schema, or no sweep")
         knobs = {name: tuple(values) for name, values in plain.pop("knobs").items()}
         where = {name: plain.pop(name) for name in ("cache", "context", "setting") if name in plain}
         check_fields(where)

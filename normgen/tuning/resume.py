@@ -62,7 +62,8 @@ def find_unfinished(runs: Path, asked: Mapping[str, Any]) -> Found:
         if differing:
             reason = f"{folder.name} is of another {', '.join(differing)}"
         elif facts.get("finished"):
-            return Found(folder=None, reason=f"{folder.name}, the last of its kind, is finished")
+            reason = f"{folder.name}, the last of its kind, is finished, as one that Ctrl-C ends is"
+            return Found(folder=None, reason=reason)
         elif (lock := take(folder)) < 0:
             reason = f"another process works in {folder.name}"
         else:

@@ -83,10 +83,19 @@ def test_help_answers_in_less_than_0_15_s() -> None:
     ("arguments", "message"),
     [
         (("tune",), "give --shape for one problem, or --suite"),
+        (
+            ("tune", "--shape", "8x8", "--suite", "decode_h200"),
+            "received: --shape and --suite\n  hint: leave out all but",
+        ),
+        (("tune", "--rows", "1..4"), "hint: for example --shape '*x4096'"),
+        (("tune", "--shape", "*x64"), "hint: --rows 1..16384 --shape '*x64'"),
         (("tune", "--shape", "8xx"), "the last one being cols\n  received: 8xx\n  hint: for example 8x1024x768"),
         (("tune", "--shape", "8x8", "--op", "layernrom"), "did you mean 'layernorm'?"),
         (("tune", "--shape", "8x8", "--dtype", "f64"), "unknown dtype\n  received: f64"),
-        (("tune", "--shape", "8x8", "--device", "gpu0"), "a device is the number of a GPU, or 'cpu'"),
+        (
+            ("tune", "--shape", "8x8", "--device", "gpu0"),
+            "a device is the number of a GPU, or 'cpu'\n  received: 'gpu0'\n  hint: 0 is",
+        ),
         (("tune", "--shape", "8x8", "--device", "cpu", "--target", "h300"), "did you mean 'h"),
         (("tune", "--shape", "8x8", "--budget", "soon"), "received: soon"),
         (("tune", "--shape", "8x8", "--trials", "0"), "at least one trial"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -193,3 +194,11 @@ def test_a_set_of_archs_that_have_no_record_is_not_written(tmp_path: Path) -> No
     with pytest.raises(NothingValidError, match="no record of sm80 to export"):
         CliRunner().invoke(cli, ["export", "--output", str(folder), "--arch", "sm80"], catch_exceptions=False)
     assert list(folder.glob("*.cu")) == []
+
+
+def test_an_export_without_records_names_what_was_read_and_where_some_are(tmp_path: Path) -> None:
+    (empty := tmp_path / "empty.jsonl").touch()
+    for given, read in (((), str(tmp_path / "records")), ((str(empty),), str(empty))):
+        with pytest.raises(NothingValidError, match=re.escape(f"received: {read}\n")) as caught:
+            CliRunner().invoke(cli, ["export", *given, "--output", str(tmp_path)], catch_exceptions=False)
+        assert "a run's winner.jsonl" in str(caught.value.hint)

@@ -208,7 +208,7 @@ def test_a_finished_run_is_not_resumed_and_says_so(tmp_path: Path) -> None:
         assert process.exitcode == 0
     one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
     assert "no run was left unfinished" in one["notes"][0]
-    assert "is finished; a new run begins" in two["notes"][0]
+    assert "is finished, as one that Ctrl-C ends is; a new run begins" in two["notes"][0]
     assert one["folder"] != two["folder"]
 
 

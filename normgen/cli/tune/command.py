@@ -83,9 +83,15 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
 
 def _check_what(suite: str | None, options: dict[str, Any]) -> None:
     """One thing is tuned: a problem, a suite, or what an engine asks for a model. Raises UsageError."""
-    if (suite is not None) + (options["shape"] is not None) + (options["engine"] is not None) != 1:
-        hint = "for example --shape 8x1024x768"
-        raise UsageError("give --shape for one problem, or --suite, or --engine", hint=hint)
+    what = {"--shape": options["shape"], "--suite": suite, "--engine": options["engine"]}
+    given = [name for name, value in what.items() if value is not None]
+    if len(given) != 1:
+        hint = "for example --shape 8x1024x768" if options["rows"] is None else "for example --shape '*x4096'"
+        rule = "give --shape for one problem, or --suite, or --engine"
+        raise UsageError(rule, received=" and ".join(given) or None, hint="leave out all but one" if given else hint)
+    if options["rows"] is None and options["shape"] is not None and "*" in options["shape"]:
+        hint = f"--rows 1..16384 --shape '{options['shape']}' for a range of row counts"
+        raise UsageError("a shape with '*' belongs to --rows", received=options["shape"], hint=hint)
     if (options["engine"] is None) != (options["model"] is None):
         hint = "--engine vllm --model CONFIG.json"
         raise UsageError("--engine and --model belong together: whose calls, for which model", hint=hint)
