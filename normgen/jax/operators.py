@@ -17,7 +17,7 @@ from normgen.errors import UsageError
 from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
 from normgen.jax.target import axes_of
 from normgen.operators.forms import Form, Lengths, axis_number, is_of_rows, returned, spec_of_operator, writes_of
-from normgen.operators.signature import Beside, functions_of
+from normgen.operators.signature import Beside, as_called, functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Kind, Role, Spec, Tensor
@@ -69,7 +69,7 @@ class Operator:
         beside: Beside | None = None,
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
-        self.spec = spec
+        self.spec, self._name, self._takes = spec, name or spec.name, takes or {}
         self.returns = returned(spec, returns)
         self._writes = writes_of(spec, self.returns)
         calls = self._calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters)
@@ -80,7 +80,7 @@ class Operator:
         self.function, self._bound = functions_of(
             spec,
             calls.reads,
-            self._run,
+            self._checked,
             name=name or spec.name,
             takes=takes or {},
             defaults=defaults or {},
@@ -97,6 +97,12 @@ class Operator:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
+
+    def _checked(self, *given: Any) -> Any:
+        try:
+            return self._run(*given)
+        except UsageError as error:
+            raise as_called(error, self.spec, self._name, self._takes) from error
 
     def __repr__(self) -> str:
         return f"<normgen operator {self.function.__name__}: {self.spec.summary}>"

@@ -268,6 +268,8 @@ def spec_of_operator(op: str | Path | Spec) -> Spec:
     """A name of one that ships, a file, the text of one, or a `Spec`. Raises SpecError, UsageError."""
     if isinstance(op, Spec):
         return op
+    if not isinstance(op, str | Path):
+        raise UsageError("an operation is a spec's name, path, text or Spec", received=type(op).__name__)
     return parse(op) if isinstance(op, str) and "\n" in op else load(op)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from normgen.errors import UsageError
 from normgen.spec.spec import Spec, Tensor
 
 
@@ -23,6 +24,14 @@ class Beside:
     parameter: str
     lines: str
     run: Callable[..., Any]
+
+
+def as_called(error: UsageError, spec: Spec, name: str, takes: Mapping[str, str]) -> UsageError:
+    """The refusal in the words of the function that was called, which names itself and its tensors by `takes`."""
+    rule = error.rule.replace(f"of spec '{spec.name}'", f"of '{spec.name}'")
+    for known, called in ((spec.name, name), *takes.items()):
+        rule = rule.replace(f"'{known}'", f"'{called}'")
+    return type(error)(rule, received=error.received, hint=error.hint) if name != spec.name or takes else error
 
 
 def functions_of(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Unpack
 
-from normgen.errors import ProgramError, SpecError, UsageError
+from normgen.errors import ProgramError, SpecError, UsageError, did_you_mean
 from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
 from normgen.program.functions import with_dtypes
@@ -133,6 +133,9 @@ def _gradient_tensors(
     unread = _unread(spec, there, forward)
     loaded = tuple(load.name for load in (*forward.loads, *unread))
     wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else gradients
+    if unknown := [name for name in wrt if name not in loaded]:
+        rule = f"spec '{spec.name}' has gradients by the inputs and parameters that are there"
+        raise UsageError(rule, received=unknown[0], hint=did_you_mean(unknown[0], loaded))
     try:
         return backward_tensors(forward, saved, wrt=wrt, cotangents=_cotangents(spec, there), unread=unread)
     except ProgramError as error:

@@ -110,6 +110,15 @@ def kernel(
     a GPU, NoCompilerError on the CPU without a C++ compiler, CompileError if the text is refused.
     """
     spec = spec_of(op)
+    without, gradients = _names(without), None if gradients is None else _names(gradients)
+    present = None if present is None else _names(present)
+    pairs = {"dtypes": dtypes, "in_place": in_place, "layout": layout}
+    if wrong := [(name, value) for name, value in pairs.items() if not isinstance(value, Mapping | None)]:
+        name, value = wrong[0]
+        raise UsageError(f"{name} is a mapping of a tensor's name", received=repr(value), hint=_PAIRS[name])
+    if not isinstance(schedule, Schedule | None):
+        hint = "leave it out for the best record, or the default schedule; `normgen show --schedule` takes a text"
+        raise UsageError("a schedule is a Schedule", received=repr(schedule), hint=hint)
     if present is not None and without:
         raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
     sizes, is_any = _sizes(shape, rows)
@@ -150,6 +159,18 @@ def kernel(
     found = read_cubins(Path(cubins)) if cubins is not None else None
     maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found, behind=behind)
     return maker.any_rows(problem) if is_any else maker.make(problem, *maker.choose(problem))
+
+
+_PAIRS = {
+    "dtypes": '{"weight": "float32"}',
+    "in_place": '{"h": "residual"}, where h overwrites residual',
+    "layout": '{"scale": "column_major"}',
+}
+
+
+def _names(given: Collection[str]) -> Collection[str]:
+    """A text is one name."""
+    return (given,) if isinstance(given, str) else given
 
 
 def _sizes(shape: str | int | tuple[int, ...], rows: str | None) -> tuple[tuple[int, ...], bool]:

@@ -12,7 +12,7 @@ import torch
 
 from normgen.errors import UsageError
 from normgen.operators.forms import returned, spec_of_operator
-from normgen.operators.signature import Beside, functions_of
+from normgen.operators.signature import Beside, as_called, functions_of
 from normgen.spec.spec import Spec
 from normgen.torch import sharding
 from normgen.torch.along import along_of
@@ -107,12 +107,8 @@ class Operator:
             raise self.as_called(error) from error
 
     def as_called(self, error: UsageError) -> UsageError:
-        """The refusal in the words of the function that was called, which may name itself and its tensors otherwise."""
-        rule = error.rule
-        for name, called in ((self.spec.name, self._name), *self._takes.items()):
-            rule = rule.replace(f"'{name}'", f"'{called}'")
-        rule = rule.replace(f"of spec '{self._name}'", f"of '{self._name}'")
-        return type(error)(rule, received=error.received, hint=error.hint) if rule != error.rule else error
+        """The refusal in the words of the function that was called."""
+        return as_called(error, self.spec, self._name, self._takes)
 
     def _run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         if self._calls.labels:  # True is no label, though it is equal to one of an earlier call

@@ -259,3 +259,27 @@ def test_a_layout_is_refused_before_its_outputs_are_allocated() -> None:
     far = np.broadcast_to(np.zeros(COLS, np.float32), (2**31 + 8, COLS))  # its output would take 275 GB
     with pytest.raises(UsageError, match="wrong stride of 'x'"):
         norm(far)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"in_place": "y=x"}, "in_place is a mapping of a tensor's name"),
+        ({"layout": "column_major"}, "layout is a mapping of a tensor's name"),
+        ({"dtypes": "float16"}, "dtypes is a mapping of a tensor's name"),
+        ({"schedule": "plain"}, "a schedule is a Schedule"),
+        ({"without": "bais"}, "no such tensor\n  received: bais"),
+        (
+            {"direction": "backward", "gradients": "wieght"},
+            "by the inputs and parameters that are there\n  received: wieght",
+        ),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(wrong: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError, match=rule) as caught:
+        normgen.kernel("layernorm", shape=(3, 32), device="cpu", **wrong)
+    assert caught.value.hint
+
+
+def test_a_text_is_one_name_of_a_tensor() -> None:
+    assert normgen.kernel("layernorm", shape=(3, 32), device="cpu", without="bias").problem.absent == ("bias",)

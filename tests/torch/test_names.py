@@ -146,3 +146,13 @@ def test_under_a_compiler_a_call_of_torchs_order_is_one_graph() -> None:
 
     want = functional.softmax(functional.layer_norm(x, (12,), W, B, 1e-5), 0) + functional.rms_norm(x, (12,))
     torch.testing.assert_close(torch.compile(calls, fullgraph=True, backend="aot_eager")(x), want)
+
+
+@pytest.mark.parametrize("given", [3, None, b"softmax"])
+def test_what_is_no_operation_no_model_and_no_function_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="an operation is a spec's name, path, text or Spec"):
+        ng.operator(given)
+    with pytest.raises(UsageError, match=r"a model is a torch\.nn\.Module"):
+        ng.replace(given)
+    with pytest.raises(UsageError, match="a function or a module is traced"):
+        ng.fused(torch.nn.LayerNorm)

@@ -214,6 +214,8 @@ def replace(model: Module, *, opaque: bool | None = None) -> Report:
     of ConvNext's norms, and are read there; or, without parameters, they are all that stands behind each channel, as in
     InstanceNorm. Of the latter two, those that round in bf16 where ours do not are ours in float32 alone.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError("a model is a torch.nn.Module", received=type(model).__name__)
     known: dict[Any, Norm | str] = {}
     replaced: dict[str, Norm] = {}
     left: dict[str, str] = {}

@@ -370,6 +370,9 @@ def fused(function: Any = None, *examples: Any, rounding: str = "casts") -> Any:
         function, bound = function.function, function.bound
     elif isinstance(getattr(function, "__self__", None), torch.nn.Module):
         function, bound = function.__func__, function.__self__
+    if isinstance(function, type):
+        hint = "decorate its forward, or give an instance"
+        raise UsageError("a function or a module is traced", received=f"the class {function.__name__}", hint=hint)
     if not callable(function):
         raise UsageError("a function or a module is traced", received=type(function).__name__)
     found = Fused(function, bound, rounding=rounding)
