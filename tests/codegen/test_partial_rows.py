@@ -63,7 +63,7 @@ def test_partial_rows_are_added_in_short_chains_bit_for_bit() -> None:
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 def test_few_partial_rows_of_many_columns_are_added_by_a_thread_a_cell() -> None:
-    """Of rows that blocks share: a warp a cell, as of many partial rows, took four times the bytes' time (1 M columns)."""
+    """Of rows that blocks share: a warp a cell, as of many partial rows, took four times the bytes' time."""
     problem = problem_for(load("layernorm"), shape=(46, 1027), dtype="f32", direction="backward")
     schedule = SCHEDULE.varied(parts=3, persistent=2)
     module = emit(problem, schedule)
