@@ -26,7 +26,9 @@ UNBOUNDED = {
     "dtypes, and the forms of a spec's calls: which tensors are there, in which dtypes": {
         "jax/calls.py", "operators/forms.py", "torch/calls.py",
     },
-    "specs that are operators, which torch and JAX never forget": {"jax/operators.py", "torch/operators.py"},
+    "specs that are operators, which torch and JAX never forget": {
+        "jax/operators.py", "torch/along.py", "torch/operators.py",
+    },
     "kernels that an executable of XLA may call": {"jax/target.py"},
 }  # fmt: skip
 

@@ -116,7 +116,7 @@ class Looks:
             return elements.values(self.plan.elementwise(wanted, kept))
 
         groups = self.groups.walk(roots, values, waiting, vectors, is_last=is_last)
-        loop = self.plan.elementwise(roots, [*waiting, *groups.kept])
+        loop = self.plan.elementwise(roots.union(self.plan.kept[look]), [*waiting, *groups.kept])
         if is_last:
             found = self.outputs(loop, head, elements)
             before, after = (*found.head, *groups.before), (*found.tail, *groups.tail)

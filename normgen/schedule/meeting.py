@@ -19,7 +19,7 @@ from normgen.program.source import stages_of
 from normgen.schedule.cutting import PLAIN
 from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Params
 from normgen.schedule.legality import CUT, has_parameters, has_softmax, persistent, reduces_rows, refusal
-from normgen.schedule.plan import held_bytes_per_thread, param_bytes_per_thread
+from normgen.schedule.plan import held_bytes_per_thread, param_bytes_per_thread, sums_in_registers
 from normgen.schedule.policy import look_once
 from normgen.schedule.schedule import Schedule
 
@@ -33,7 +33,7 @@ LATENCY_NS = 660.0  # from a load to its value: what threads have asked for mean
 HYBRID_BYTES = 18  # that a thread asks for at a time where a row waits in registers and in shared memory
 L2_OVER_DRAM = 2.7  # as fast
 LEFT_IN_L2 = 0.32  # of L2, what the look before has left there of a row
-SPILLED, BESIDE_REGISTERS = 0.35, 20  # of the time, where a bound of registers leaves no room for a row's values
+SPILLED, BESIDE_REGISTERS = 1.25, 20  # of the time, for each register that a thread has when it needs two
 HELD_BYTES = 128 << 10  # of a row, what registers of an SM hold
 KEPT_BYTES = 160 << 10  # of rows and parameters together
 ATOMICS_PER_US = 80_000
@@ -66,19 +66,18 @@ def sharing_us(problem: Problem, s: Schedule, device: Device) -> float:
     bytes_us = moved / min(dram, _taken(problem, s, device, walkers=walkers)) + near / (L2_OVER_DRAM * dram)
     waits = stages * (EXCHANGE_US if s.meets_in_memory else CLUSTER_US) + TRIP_US
     waiting_us = math.ceil(problem.rows / walkers) * waits / groups
-    moving_us = bytes_us * (1 + TURNING / groups)
-    if _spills(problem, s, device):
-        moving_us, waiting_us = moving_us * (1 + SPILLED), waiting_us * (1 + SPILLED)
-    return moving_us + waiting_us + _columns_us(problem, s, walkers, dram)
+    spilled = 1 + SPILLED * _short(problem, s, device)
+    return (bytes_us * (1 + TURNING / groups) + waiting_us) * spilled + _columns_us(problem, s, walkers, dram)
 
 
-def _spills(problem: Problem, s: Schedule, device: Device) -> bool:
-    """Whether registers are short of a row of 16 bits that they hold: one look for its variance unpacks all of it."""
-    if s.hold is not Hold.REGISTERS or not s.blocks_per_sm or problem.dtype.bytes != 2:
-        return False
-    values = problem.cols / (s.row_blocks * s.threads)
-    bound = device.registers_per_sm // (s.threads * s.blocks_per_sm)
-    return look_once(problem, device) and values + BESIDE_REGISTERS > bound
+def _short(problem: Problem, s: Schedule, device: Device) -> float:
+    """Registers that a thread lacks, of those that it has: of its sums over rows, or of held values of 16 bits, which
+    one look for their variance unpacks all.
+    """
+    bound = device.registers_per_sm // (s.threads * max(1, s.blocks_per_sm))
+    unpacks = s.hold is Hold.REGISTERS and s.blocks_per_sm and problem.dtype.bytes == 2 and look_once(problem, device)
+    kept = sums_in_registers(problem, s) + (problem.cols / (s.row_blocks * s.threads) if unpacks else 0)
+    return max(0.0, kept + BESIDE_REGISTERS - bound) / bound if kept else 0.0
 
 
 def _groups_of_sm(s: Schedule, device: Device, *, walkers: int) -> int:

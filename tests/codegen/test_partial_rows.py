@@ -59,3 +59,27 @@ def test_partial_rows_are_added_in_short_chains_bit_for_bit() -> None:
     partials = dy[:BLOCKS].copy()
     partials[: ROWS - BLOCKS] += dy[BLOCKS:]
     assert np.array_equal(np.asarray(outputs.arrays["dbias"]).ravel(), finished(partials))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_few_partial_rows_of_many_columns_are_added_by_a_thread_a_cell() -> None:
+    """Of rows that blocks share: a warp a cell, as of many partial rows, took four times the bytes' time."""
+    problem = problem_for(load("layernorm"), shape=(46, 1027), dtype="f32", direction="backward")
+    schedule = SCHEDULE.varied(parts=3, persistent=2)
+    module = emit(problem, schedule)
+    finish = module.kernels[1].launch
+    assert (finish.threads, finish.blocks) == (256, 2 * 5)
+    sms = 11  # 7 groups of three blocks; the last group has rows too
+    inputs, outputs = verify.make_inputs(problem, families=("normal",)), verify.make_outputs(problem)
+    run = build(module).run(
+        {**inputs.arrays, **outputs.arrays}, rows=46, cols=1027, scalars=inputs.scalars, sm_count=sms
+    )
+    assert not run.faults
+    dy = np.asarray(inputs.arrays["dy"], np.float32).reshape(46, 1027)
+    groups = module.kernels[0].launch.grid(rows=46, sm_count=sms) // 3
+    partials = [np.add.accumulate(dy[group::groups], dtype=np.float32)[-1] for group in range(groups)]
+    sums = np.zeros((4, 1027), np.float32)
+    for number, row in enumerate(partials):
+        sums[number % 4] += row
+    expected = (sums[0] + sums[2]) + (sums[1] + sums[3])
+    assert np.array_equal(np.asarray(outputs.arrays["dbias"]).ravel(), expected)

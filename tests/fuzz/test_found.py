@@ -449,3 +449,18 @@ def test_an_extremum_of_a_logarithm_that_is_never_real_is_emitted() -> None:
     whole = text.replace("group_statistic", "statistic").replace("min(-x * log(minimum(z, b)), 8)", rows)
     problem = problem_for(parse(whole), shape="4x16", without=("z",))
     assert compile_module(emit(problem, default_schedule(problem, H200)), 90)
+
+
+def test_an_element_that_only_a_looks_groups_read_is_there_to_be_left_for_later_looks() -> None:
+    """The look's own loop, whose elements are constants, left `x` for the next look and had not read it."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nb = "batch_parameter"\ng = "group_statistic"\ny = "output"\n'
+        'z = { role = "input", optional = true, absent = "0" }\n'
+        '[formulas]\ng = "min(where(x > 0, x, col), 8)"\nh = "mean(b + g, 8)"\n'
+        'y = "where(g <= h, 2, row) / mean((z * g - mean(z * g))**2)"\n'
+    )
+    problem = problem_for(parse(text), shape="24x8", dtype="f16", without=("z",), batches=4, pitch=16)
+    schedule = Schedule(threads_per_row=1, rows_per_block=128, vector=8, hold="registers", keep="values", unroll=0)
+    module = emit(problem, schedule)
+    assert compile_module(module, 90)
+    assert check_on_cpu(problem, module).ok

@@ -9,7 +9,7 @@ from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constant, setting
 from normgen.schedule.knobs import DependentLaunch
 
-FINISH_THREADS = 512
+FINISH_THREADS, FEW_ROWS_THREADS = 512, 256
 FINISH_IN_FLIGHT = 12  # partial rows that a thread adds in one trip of its loop (library/partial_rows.cuh)
 FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a large GPU
 
@@ -60,17 +60,21 @@ class TwoKernels(PartialRows):
             params.append(Param(name=f"{tensor.name}_pitch", ctype="long long", source=Source.PITCH, key=tensor.name))
         params += [Param(name="batches", ctype="int", source=Source.BATCHES)] if cells.sums.by_batch else []
         pitch = cells.sums.pitch
-        cells_each = next((c for c in (32, 16) if pitch // c * len(columns) >= FINISH_BLOCKS), 8)
-        blocks = pitch // cells_each * len(columns) + -(-len(cells.totals) // cells_each)
+        threads, cells_each = FINISH_THREADS, 8
+        if self._few_rows:
+            threads = cells_each = FEW_ROWS_THREADS
+        else:
+            cells_each = next((c for c in (32, 16) if pitch // c * len(columns) >= FINISH_BLOCKS), cells_each)
+        blocks = -(-pitch // cells_each) * len(columns) + -(-len(cells.totals) // cells_each)
         launch = Launch(
-            threads=FINISH_THREADS,
+            threads=threads,
             blocks=blocks,
             dependent=launched is not DependentLaunch.OFF,
             by_batch=cells.sums.by_batch,
         )
         body: list[Statement] = [
-            *self._second_constants(cells_each, blocks),
-            Do("__shared__ float warp_sums[kThreads / 32][kCells]"),
+            *self._second_constants(threads, cells_each, blocks),
+            *([] if self._few_rows else [Do("__shared__ float warp_sums[kThreads / 32][kCells]")]),
             Gap(),
             Let("const int partial_rows", "blocks / kCluster"),
             *(self._own_batch() if cells.sums.by_batch else []),
@@ -89,7 +93,13 @@ class TwoKernels(PartialRows):
             body=body,
         )
 
-    def _second_constants(self, cells_each: int, blocks: int) -> list[Statement]:
+    @property
+    def _few_rows(self) -> bool:
+        """Whether blocks share rows, so that few of them leave a partial row, of many columns: a thread adds a cell."""
+        cells = self.cells
+        return cells.plan.schedule.parts > 1 and not (cells.by_group or cells.totals or cells.sums.by_batch)
+
+    def _second_constants(self, threads: int, cells_each: int, blocks: int) -> list[Statement]:
         cells, plan, s = self.cells, self.cells.plan, self.cells.plan.schedule
         column_blocks = constant("kColumnBlocks", "kPitch / kCells * kTensors", "blocks that add sums of columns")
         return [
@@ -98,7 +108,7 @@ class TwoKernels(PartialRows):
             setting("kSumVector", cells.vector, "columns whose sums lie kSumVectors cells apart"),
             constant("kSumVectors", "kCols / kSumVector"),
             setting("kCluster", s.cluster * s.parts, "blocks that fill a partial row together"),
-            constant("kThreads", str(FINISH_THREADS)),
+            constant("kThreads", str(threads)),
             constant("kTensors", str(len(cells.stores)), "tensors that are summed over rows"),
             setting("kCells", cells_each, "sums that a block adds"),
             *total_constants(cells),
@@ -150,12 +160,20 @@ class TwoKernels(PartialRows):
         found += self._finish_groups(first, tensor)
         if not cells.by_column:
             return found
+        if self._few_rows:
+            whole = f"total_of_partial_rows<kTensors, kPitch>({first}, {rows}, {tensor}, cell)"
+            writes = [Let("const float total", whole), self._column_of_cell, *writes[1:]]
+            return [*found, If("cell < kCols", tuple(writes))]
         return [
             *found,
             Do(f"add_partial_rows<{sizes}>({first}, {rows}, {tensor}, cell, warp_sums)"),
-            Let("const int column", f"kSumVector == 1 ? cell : {cells.column('kSumVector', 'kSumVectors')}"),
+            self._column_of_cell,
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
         ]
+
+    @property
+    def _column_of_cell(self) -> Statement:
+        return Let("const int column", f"kSumVector == 1 ? cell : {self.cells.column('kSumVector', 'kSumVectors')}")
 
     def _finish_groups(self, first: str, tensor: str) -> list[Statement]:
         """The blocks of a tensor take turns at its groups, and add the columns of one in all partial rows."""

@@ -154,7 +154,8 @@ class LaneKernel:
             found.append(For("for (int offset = kSlots; offset < 32; offset *= 2)", (each_element([added]),), UNROLL))
         if plan.groups == 1:
             return found
-        area = f"states + {look % plan.areas} * {plan.area}" if look % plan.areas else "states"
+        number = plan.area_of(look)
+        area = f"states + {number} * {plan.area}" if number else "states"
         place = "{} * kGroups * kRows + {} * kRows + slot * kVector + i"
         left = [
             Do(f"look{look + 1}_states[{place.format(number, 'group')}] = {variable}.{name}")
@@ -272,7 +273,7 @@ class LaneKernel:
     def work(self) -> list[Statement]:
         """All that a block does for its rows."""
         plan = self.plan
-        again = plan.loops_rows and plan.groups > 1 and len(plan.looks) % 2 == 1
+        again = plan.loops_rows and plan.groups > 1 and plan.always % 2 == 1
         return [
             *self.rows(),
             *self.row_values(0),

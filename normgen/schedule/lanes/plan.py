@@ -15,7 +15,7 @@ from functools import cached_property
 
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import Hold
-from normgen.schedule.plan import WARP, Plan, Sums, sums_pitch
+from normgen.schedule.plan import WARP, Plan, Sums, is_spared, sums_pitch
 from normgen.schedule.schedule import Schedule
 
 CHUNK = 8  # columns that one maximum serves, of elements in registers
@@ -113,9 +113,21 @@ class LanePlan(Plan):
         return max(1, min(most, self.problem.cols // self.schedule.threads_per_row))
 
     @property
+    def always(self) -> int:
+        """The looks that no block is spared."""
+        return sum(not is_spared(look) for look in self.looks)
+
+    @property
     def areas(self) -> int:
-        """Two, by turns, where a fast warp could leave a later look's states while a slow one still reads."""
-        return min(2, len(self.looks))
+        """Two, by turns, where a fast warp could leave a later look's states while a slow one still reads; and one for
+        each look that a block may be spared, whose barrier keeps no other apart.
+        """
+        return min(2, self.always) + len(self.looks) - self.always
+
+    def area_of(self, look: int) -> int:
+        """The area of a look's states."""
+        before = sum(not is_spared(found) for found in self.looks[:look])
+        return min(2, self.always) + look - before if is_spared(self.looks[look]) else before % 2
 
     @property
     def exchange_bytes(self) -> int:

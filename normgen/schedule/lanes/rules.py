@@ -100,8 +100,8 @@ def shared(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 def states_bytes(s: Schedule) -> int:
     """At most, of any program's looks."""
-    groups = groups_of_parts(s)
-    return 2 * STATES * 4 * groups * rows_of_block(s) if groups > 1 else 0
+    groups, areas = groups_of_parts(s), 3 if s.variance is Variance.GUARDED else 2
+    return areas * STATES * 4 * groups * rows_of_block(s) if groups > 1 else 0
 
 
 RULES = (own, cut, vector, place, method, walks, registers, shared)
