@@ -37,7 +37,6 @@ from torch.overrides import TorchFunctionMode
 
 from normgen.errors import UsageError
 from normgen.torch.drawing import dropped
-from normgen.torch.tracing.literals import write_numbers_out
 from normgen.torch.tracing.reasons import (
     BETWEEN,
     CALLED,
@@ -66,6 +65,7 @@ _OF_FUNCTIONS = {
 _NO_GRADIENT = "normgen_no_gradient"
 _FAKES = "torch._subclasses.fake_tensor"
 _MOST_TRIES, _MOST_PRODUCTS = 24, 96
+_MOST_NUMBERS = 64  # of a tensor that a function writes out; one of more is an argument
 _DETACH = "say where no gradient goes with detach(), or keep it outside"
 _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
@@ -286,7 +286,7 @@ def _raw(call: Callable[..., Any], fakes: Sequence[Any], lines: _Lines) -> tuple
 
     # The empty table keeps `detach`: without one, it becomes an alias, which a gradient passes.
     raw = make_fx(torch.func.functionalize(run, remove="mutations"), decomposition_table={})(*fakes)
-    write_numbers_out(raw)
+    _write_numbers_out(raw)
     _made_plain(raw)
     return raw, trees[0]
 
@@ -432,6 +432,30 @@ def _user_line(error: BaseException) -> str:
     """The innermost line of an error that is not torch's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     return _line(frames[-1].filename, frames[-1].lineno or 0) if frames else "torch's own code"
+
+
+def _write_numbers_out(graph: Any) -> None:
+    """A tensor that the function makes of numbers, as torch.tensor(2.0), is made of them at each call."""
+    aten, add = torch.ops.aten, graph.graph.call_function
+    for node in [n for n in graph.graph.nodes if n.op == "get_attr"]:
+        value = getattr(graph, node.target)
+        if not 0 < value.numel() <= _MOST_NUMBERS or value.is_complex():
+            continue
+        kind = {"dtype": value.dtype, "device": value.device}
+        for copied in list(node.users):
+            with graph.graph.inserting_before(copied):
+                found = [
+                    add(aten.full.default, ([], one), kind) for one in torch.utils._pytree.tree_leaves(value.tolist())
+                ]
+                if value.ndim:
+                    found += [add(aten.stack.default, (list(found),))]
+                    found += [add(aten.reshape.default, (found[-1], list(value.shape)))]
+            for one in found:
+                one.meta = {key: note for key, note in copied.meta.items() if key != "val"}
+            copied.replace_all_uses_with(found[-1])
+            graph.graph.erase_node(copied)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def _made_plain(graph: Any) -> None:
