@@ -159,8 +159,9 @@ class Cut:
 
     def _kernel(self, *tensors: Tensor) -> Any:
         """The function of rows: each step on [rows.., cols], where a size that a value has not is 1."""
+        # A number that the function writes has no gradient; a seed is none, and stays as it is.
         known: dict[Step, Any] = {
-            leaf: tensor.detach() if leaf.is_free and leaf.val.numel() == 1 else tensor  # a number has no gradient
+            leaf: tensor.detach() if leaf.is_free and leaf.val.numel() == 1 and tensor.is_floating_point() else tensor
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         }
         for step in self.constants:
