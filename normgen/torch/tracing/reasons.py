@@ -70,7 +70,6 @@ _BY_REASON = {
     "it goes over rows, not along the columns of each": _LAST,
     TWICE: _PAIRS,
     "arithmetic is that of float32, not of float64": "take the double() out: float32 is what every operation runs in",
-    "arithmetic is that of float32, not of whole numbers": "convert them first: x.float()",
     NO_NUMBER: "pass it as a tensor of one number, or multiply outside",
     NO_VALUE: "keep it a tensor: x.max() for x.max().item()",
     BEYOND: "say a smaller one, as in torch.nan_to_num(x, posinf=1e38, neginf=-1e38)",
