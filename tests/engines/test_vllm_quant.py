@@ -118,6 +118,7 @@ def test_what_we_do_not_have_goes_to_vllm_s_own_operator() -> None:
     for args in cases:
         assert not ours.rms_norm_per_block_quant(*args)
     assert not ours.rms_norm_static_fp8_quant(result, x, weight, torch.ones(2), 1e-6)
+    assert not ours.rms_norm_static_fp8_quant(result, x, weight, torch.ones(1), 1e39)  # which float32 does not hold
     assert not ours.rms_norm_dynamic_per_token_quant(result, x, weight, torch.ones(3), 1e-6, None, None)
 
 
