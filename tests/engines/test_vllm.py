@@ -119,6 +119,8 @@ def refused(device: str) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     yield "float64", "rms_norm", (x.double(), w, 1e-6)
     yield "columns apart", "rms_norm", (made(64, 8).t(), w, 1e-6)
     yield "rows at two distances", "rms_norm", (wide.transpose(0, 1), w, 1e-6)
+    queries = made(8, 192).split([128, 32, 32], -1)[0].view(8, 2, 64)
+    yield "heads of the queries in one projection", "rms_norm", (queries, w, 1e-6)
     yield "rows that overlap", "rms_norm", (x.flatten().as_strided((8, 64), (1, 1)), w, 1e-6)
     with warnings.catch_warnings(action="ignore"):  # its interface is a prototype
         ragged = torch.nested.nested_tensor([x[:3].clone(), x[3:].clone()])
