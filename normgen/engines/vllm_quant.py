@@ -55,12 +55,12 @@ def rms_norm_dynamic_per_token_quant(
     scale_ub: Tensor | None,
     residual: Tensor | None,
 ) -> bool:
-    tokens = input.numel() // max(input.shape[-1], 1)
     if not _fits(epsilon, result, input, weight, residual) or (
         scale_ub is not None and not _is_number(scale_ub, input)
     ):
         return False
-    if scale.dtype != torch.float32 or scale.numel() != tokens or not scale.is_contiguous():
+    tokens = input.numel() // input.shape[-1]
+    if not _is_scale(scale, input) or scale.numel() != tokens or not scale.is_contiguous():
         return False
     written = {"scale": scale.view(input.shape[:-1]), "q": result}
     return _dynamic("vllm_{}rmsnorm_to_fp8_token", input, weight, residual, scale_ub, written, epsilon)
@@ -82,10 +82,12 @@ def rms_norm_per_block_quant(
     if input.shape[-1] % GROUP or (scale_ub is not None and not _is_number(scale_ub, input)):
         return False
     tokens, groups = input.shape[0], input.shape[-1] // GROUP
+    if not _is_scale(scale, input) or scale.shape != (tokens, groups):
+        return False
     lines = (1, max(tokens, 1)) if is_scale_transposed else (max(groups, 1), 1)
     along = scale.stride(0 if is_scale_transposed else 1)
     apart = scale.stride(1 if is_scale_transposed else 0)
-    if scale.dtype != torch.float32 or scale.shape != (tokens, groups) or along != 1 or apart < max(lines):
+    if along != 1 or apart < max(lines):
         return False
     written, layout = {"scale": scale, "q": result}, "column_major" if is_scale_transposed else ""
     return _dynamic("vllm_{}rmsnorm_to_fp8_group", input, weight, residual, scale_ub, written, epsilon, layout)
@@ -175,13 +177,19 @@ def _fits(epsilon: float, result: Tensor, input: Tensor, weight: Tensor, residua
         return False
     if residual is not None and not _is_like(residual, input):
         return False
-    if result.dtype != torch.float8_e4m3fn or result.shape != input.shape or not result.is_contiguous():
+    if result.dtype != torch.float8_e4m3fn or result.shape != input.shape or result.device != input.device:
+        return False
+    if not result.is_contiguous():
         return False
     return not input.is_cuda or _capability(input.get_device()) >= LEAST_CAPABILITY
 
 
 def _is_number(scale: Tensor, input: Tensor) -> bool:
-    return bool(scale.dtype == torch.float32 and scale.numel() == 1 and scale.device == input.device)
+    return _is_scale(scale, input) and scale.numel() == 1
+
+
+def _is_scale(scale: Tensor, input: Tensor) -> bool:
+    return bool(scale.dtype == torch.float32 and scale.device == input.device)
 
 
 def _dynamic(
