@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from normgen.engines.source import Source, written
+from normgen.engines.source import Source, require_one_arch, written
 from normgen.engines.tvm_ffi import Function, described, of_machine_code
 from normgen.errors import NothingValidError
 from normgen.export.groups import groups_of
@@ -196,16 +196,16 @@ class Made:
 
     def solution(self) -> dict[str, Any]:
         """Its source is all libraries, and a function that picks among them by the dtype of the first input."""
-        entry, archs = f"normgen_{self.name}", sorted({one.group.arch for one in self.halves})
+        entry, arch = f"normgen_{self.name}", self.halves[0].group.arch
         libraries = "\n".join(of_machine_code(one)[1] for one in self.halves)
         return {
             "name": entry,
             "definition": self.name,
             "author": "normgen",
-            "description": f"{self.definition.summary} Tuned for {', '.join(f'sm_{arch}' for arch in archs)}.",
+            "description": f"{self.definition.summary} Tuned for sm_{arch}.",
             "spec": {
                 "language": "cpp",
-                "target_hardware": [f"sm{arch}" for arch in archs],
+                "target_hardware": [f"sm{arch}"],
                 "entry_point": f"kernel.cc::{entry}",
                 "dependencies": [],
                 "destination_passing_style": True,
@@ -346,8 +346,8 @@ def made_of(records: Sequence[Record], spec_of: Callable[[Record], Spec]) -> Ite
 def write_flashinfer(source: Source, folder: Path) -> Iterator[Path]:
     """Definitions, solutions and workloads of the records, as FlashInfer and flashinfer-bench read them.
 
-    Raises NothingValidError where no record is of an operation of FlashInfer; CompileError; VerificationError at the
-    end, for records that do not leave.
+    Raises NothingValidError where no record is of an operation of FlashInfer; UsageError for records of several GPU
+    architectures at one number of columns; CompileError; VerificationError at the end, for records that do not leave.
     """
     found = source.records()
     made = list(made_of(found.records, source.spec_of))
@@ -355,5 +355,7 @@ def write_flashinfer(source: Source, folder: Path) -> Iterator[Path]:
         wanted = ", ".join(sorted({one.spec for one in DEFINITIONS}))
         rule = "FlashInfer's definitions are of forward kernels of built-in specs, of packed rows"
         raise NothingValidError(rule, received="no such record", hint=f"{wanted}; add_rmsnorm in place of its inputs")
+    for one in made:
+        require_one_arch(one.halves, f"the solution of {one.name} has the machine code of one GPU architecture")
     yield from written(folder, dict(file for one in made for file in one.files()))
     require_all(found.refused)

@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from normgen.engines.source import Source
+from normgen.engines.source import Source, require_one_arch
 from normgen.engines.tvm_ffi import Function, described, of_machine_code, template
 from normgen.errors import CompileError, NoCompilerError, NothingValidError, UsageError, needed
 from normgen.export.header import Halves
@@ -56,8 +57,8 @@ class Layer:
     pairs: tuple[Pair, ...]
 
     @property
-    def archs(self) -> list[int]:
-        return sorted({pair.forward.group.arch for pair in self.pairs})
+    def arch(self) -> int:
+        return self.pairs[0].forward.group.arch
 
     @cached_property
     def text(self) -> str:
@@ -74,8 +75,8 @@ class Layer:
             spec=self.spec,
             version=f"normgen {VERSION}",
             formula=next(f.text for f in forward.problem.spec.formulas if f.name == "y"),
-            archs=", ".join(f"sm_{arch}" for arch in self.archs),
-            capabilities=[(arch // 10, arch % 10) for arch in self.archs],
+            archs=f"sm_{self.arch}",
+            capabilities=[(self.arch // 10, self.arch % 10)],
             dtypes=", ".join(pair.dtype for pair in self.pairs),
             pairs=pairs,
             rounds=self.spec == SPECS[0],
@@ -102,9 +103,12 @@ def _arguments(function: Function) -> list[str]:
 
 
 def layer_of(halves: Sequence[Halves]) -> Layer | None:
-    """The layer of the first spec that has both directions of a dtype whose weight is stored alike."""
+    """The layer of the first spec that has both directions of a dtype whose weight is stored alike.
+
+    Raises UsageError where these are of several GPU architectures, or take other arguments in another dtype.
+    """
     for spec in SPECS:
-        found: dict[str, dict[Direction, Halves]] = {}
+        found: dict[str, list[Halves]] = {}
         for one in halves:
             problem = one.group.problem
             if problem.spec.name != spec or problem.in_place or problem.accumulate or problem.layout:
@@ -112,23 +116,33 @@ def layer_of(halves: Sequence[Halves]) -> Layer | None:
             if problem.gradients not in (None, (), ("x", "weight")) or "weight" not in problem.present:
                 continue
             if problem.tensor("weight").dtype is problem.tensor("x").dtype:
-                found.setdefault(problem.tensor("x").dtype.name, {})[problem.direction] = one
-        pairs = [
-            Pair(forward=both[Direction.FORWARD], backward=both[Direction.BACKWARD])
-            for both in found.values()
-            if len(both) == len(Direction)
-        ]
-        if pairs:
+                found.setdefault(problem.tensor("x").dtype.name, []).append(one)
+        directions = {dtype: {one.group.problem.direction: one for one in some} for dtype, some in found.items()}
+        paired = {dtype: both for dtype, both in directions.items() if len(both) == len(Direction)}
+        if paired:
+            ones = chain.from_iterable(found[dtype] for dtype in paired)
+            require_one_arch(ones, "the libraries of a layer are of one GPU architecture")
+            pairs = [Pair(forward=b[Direction.FORWARD], backward=b[Direction.BACKWARD]) for b in paired.values()]
+            _require_alike(pairs)
             return Layer(spec=spec, pairs=tuple(pairs))
     return None
+
+
+def _require_alike(pairs: Sequence[Pair]) -> None:
+    """The module calls the libraries of all dtypes in one line: they take the same arguments. Raises UsageError."""
+    for of_direction in zip(*(pair.functions for pair in pairs), strict=True):
+        if any(_arguments(function) != _arguments(of_direction[0]) for function in of_direction):
+            rule = "the libraries of a layer take the same arguments in every dtype"
+            hint = "export records with the statistic in every dtype, or without it in every dtype"
+            raise UsageError(rule, received="; ".join(f.signature for f in of_direction), hint=hint)
 
 
 def write_hub(source: Source, folder: Path) -> Iterator[Path]:
     """Write the folder of a layer "RMSNorm", with its libraries built.
 
-    Errors: NothingValidError without records of both directions; UsageError where apache-tvm-ffi is not installed, and
-    for a folder that is none of normgen's; NoCompilerError, CompileError; VerificationError at the end, for records
-    that do not leave.
+    Errors: NothingValidError without records of both directions; UsageError for records of several GPU architectures,
+    where apache-tvm-ffi is not installed, and for a folder that is none of normgen's; NoCompilerError, CompileError;
+    VerificationError at the end, for records that do not leave.
     """
     found = source.records()
     layer = layer_of(source.halves(found))

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from normgen.engines.vllm import _is_like, _is_rows, _is_weight
+from normgen.engines.vllm import _is_like, _is_rows, _is_scalar, _is_weight
 from normgen.torch.operators import operator
 
 PLUGIN = "normgen"
@@ -55,7 +55,7 @@ def _is_ours(module: Any, x: Any, weight: Any, residual: Any) -> bool:
         return False
     if module.cast_x_before_out_mul and weight.dtype != x.dtype:  # the result then has the weight's dtype
         return False
-    if not (x.numel() and _is_rows(x) and _is_weight(weight, x)):
+    if not (x.numel() and _is_scalar(module.variance_epsilon) and _is_rows(x) and _is_weight(weight, x)):
         return False
     return (residual is None or _is_like(residual, x)) and not _is_batch_invariant()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from normgen import export as headers
 from normgen.engines.tvm_ffi import of_machine_code
-from normgen.errors import NothingValidError, needed
+from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.beside import require_written
 from normgen.export.groups import groups_of, with_header
 from normgen.export.header import Halves, halves
@@ -61,6 +61,14 @@ def write_libraries(source: Source, folder: Path) -> Iterator[Path]:
     require_written([folder / name for name in texts], replace=source.replace)
     yield from written(folder, texts)
     require_all(found.refused)
+
+
+def require_one_arch(ones: Iterable[Halves], rule: str) -> None:
+    """Raise UsageError, with the rule, where headers are of several GPU architectures."""
+    archs = sorted({one.group.arch for one in ones})
+    if len(archs) > 1:
+        hint = "export the records of one GPU"
+        raise UsageError(rule, received=", ".join(f"sm_{arch}" for arch in archs), hint=hint)
 
 
 def say_missing(client: str, module: str) -> None:

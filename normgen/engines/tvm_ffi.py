@@ -303,8 +303,9 @@ def rules(group: Group, function: Function) -> Iterator[str]:
     order = {t.name: i for i, t in enumerate(function.tensors)}
     for name in group.optional:
         if {name, f"d{name}"} <= order.keys():
-            rule = f"'d{name}' is there where '{name}' is"
-            yield f'if (call.has({order[name]}) && !call.has({order[f"d{name}"]})) call.refuse("{rule}", "None");'
+            has, gradient = f"call.has({order[name]})", f"call.has({order[f'd{name}']})"
+            rule = f"'d{name}' is there where '{name}' is, and there alone"
+            yield f'if ({has} != {gradient}) call.refuse("{rule}", {has} ? "None" : "a tensor");'
     for t in function.tensors:
         if t.layout is ScaleLayout.PACKED and t.kind.is_groups:
             i, rule = order[t.name], f"the lines of '{t.name}' are whole words of {WORD} bytes apart"

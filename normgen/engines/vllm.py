@@ -10,6 +10,7 @@ those of the IR's native implementations, by the presets `vllm_ir_*`; rows of an
 import functools
 import importlib
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from normgen.dtypes import F32
 from normgen.torch.operators import Operator, operator
 
 PROVIDER = "normgen"
@@ -45,7 +47,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: in
 
 
 def rms_norm_takes(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    return variance_size is None and _is_rows(x) and _is_weight(weight, x) and not _is_batch_invariant()
+    if variance_size is not None or not _is_scalar(epsilon):
+        return False
+    return _is_rows(x) and _is_weight(weight, x) and not _is_batch_invariant()
 
 
 def fused_add_rms_norm(
@@ -70,7 +74,7 @@ def gelu_and_mul_sparse(x: Tensor, std_multiplier: float, approximate: str = "no
 def gelu_and_mul_sparse_takes(x: Tensor, std_multiplier: float, approximate: str = "none") -> bool:
     if not isinstance(approximate, str) or approximate not in _GELU_SPARSE or not _is_rows(x):
         return False
-    if _is_batch_invariant():
+    if not _is_scalar(std_multiplier) or _is_batch_invariant():
         return False
     return _known(x.shape[-1] % 2 == 0) and _known(x.shape[-1] >= 2)
 
@@ -139,6 +143,11 @@ def _is_like(residual: Tensor, x: Tensor) -> bool:
     if residual.is_nested or residual.dtype != x.dtype or residual.device != x.device or residual.dim() != x.dim():
         return False
     return all(_known(a == b) for a, b in zip(residual.shape, x.shape, strict=True)) and _is_rows(residual)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a kernel takes a number: none between float32's largest and infinity."""
+    return isinstance(value, int | float) and not F32.largest < abs(value) < math.inf
 
 
 def _known(condition: Any) -> bool:

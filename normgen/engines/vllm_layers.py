@@ -17,6 +17,7 @@ from typing import Any
 from normgen.engines.vllm import (
     _is_like,
     _is_rows,
+    _is_scalar,
     _is_weight,
     fused_add_rms_norm,
     is_batch_invariant,
@@ -32,7 +33,9 @@ def forward(own: Callable[..., Any], module: Any, x: Any, residual: Any = None) 
     """The forward of a layer; `own` is vLLM's, for the calls that we do not have."""
     is_passed = module.pass_weight if residual is None else module.pass_weight_add
     weight = module.weight.data if is_passed else None
-    if module.variance_size_override is not None or not (_is_rows(x) and _is_weight(weight, x)):
+    if module.variance_size_override is not None or not _is_scalar(module.variance_epsilon):
+        return own(x, residual)
+    if not (_is_rows(x) and _is_weight(weight, x)):
         return own(x, residual)
     if residual is None:
         return rms_norm(x, weight, module.variance_epsilon)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgen.engines.vllm import _capability, _is_like, _is_rows, _is_weight, is_batch_invariant
+from normgen.engines.vllm import _capability, _is_like, _is_rows, _is_scalar, _is_weight, is_batch_invariant
 from normgen.python.handle import Kernel, kernel
 from normgen.torch.calls import name_of
 from normgen.torch.operators import operator
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> bool:
-    if not (_fits(result, input, weight) and _is_number(scale, input)):
+    if not (_fits(epsilon, result, input, weight) and _is_number(scale, input)):
         return False
     return _run("vllm_rmsnorm_to_fp8", (input, weight, scale.reshape(())), {"q": result}, epsilon)
 
@@ -40,7 +40,7 @@ def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, sca
 def fused_add_rms_norm_static_fp8_quant(
     result: Tensor, input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
 ) -> bool:
-    if not (_fits(result, input, weight, residual) and _is_number(scale, input)):
+    if not (_fits(epsilon, result, input, weight, residual) and _is_number(scale, input)):
         return False
     given = (input, residual, weight, scale.reshape(()))
     return _run("vllm_add_rmsnorm_to_fp8", given, {"h": residual, "q": result}, epsilon)
@@ -55,10 +55,12 @@ def rms_norm_dynamic_per_token_quant(
     scale_ub: Tensor | None,
     residual: Tensor | None,
 ) -> bool:
-    tokens = input.numel() // max(input.shape[-1], 1)
-    if not _fits(result, input, weight, residual) or (scale_ub is not None and not _is_number(scale_ub, input)):
+    if not _fits(epsilon, result, input, weight, residual) or (
+        scale_ub is not None and not _is_number(scale_ub, input)
+    ):
         return False
-    if scale.dtype != torch.float32 or scale.numel() != tokens or not scale.is_contiguous():
+    tokens = input.numel() // input.shape[-1]
+    if not _is_scale(scale, input) or scale.numel() != tokens or not scale.is_contiguous():
         return False
     written = {"scale": scale.view(input.shape[:-1]), "q": result}
     return _dynamic("vllm_{}rmsnorm_to_fp8_token", input, weight, residual, scale_ub, written, epsilon)
@@ -75,15 +77,17 @@ def rms_norm_per_block_quant(
     group_size: int,
     is_scale_transposed: bool,
 ) -> bool:
-    if group_size != GROUP or not _fits(result, input, weight, residual) or input.dim() != 2:
+    if group_size != GROUP or not _fits(epsilon, result, input, weight, residual) or input.dim() != 2:
         return False
     if input.shape[-1] % GROUP or (scale_ub is not None and not _is_number(scale_ub, input)):
         return False
     tokens, groups = input.shape[0], input.shape[-1] // GROUP
+    if not _is_scale(scale, input) or scale.shape != (tokens, groups):
+        return False
     lines = (1, max(tokens, 1)) if is_scale_transposed else (max(groups, 1), 1)
     along = scale.stride(0 if is_scale_transposed else 1)
     apart = scale.stride(1 if is_scale_transposed else 0)
-    if scale.dtype != torch.float32 or scale.shape != (tokens, groups) or along != 1 or apart < max(lines):
+    if along != 1 or apart < max(lines):
         return False
     written, layout = {"scale": scale, "q": result}, "column_major" if is_scale_transposed else ""
     return _dynamic("vllm_{}rmsnorm_to_fp8_group", input, weight, residual, scale_ub, written, epsilon, layout)
@@ -167,19 +171,25 @@ def _arguments(op: Any) -> list[tuple[str, str, bool]]:
     return [(a.name, str(a.type), bool(a.alias_info and a.alias_info.is_write)) for a in op._schema.arguments]
 
 
-def _fits(result: Tensor, input: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool:
+def _fits(epsilon: float, result: Tensor, input: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool:
     """Whether we read and write these as they lie: a row and its weight of one dtype, as vLLM's kernels have."""
-    if weight.dtype != input.dtype or not (_is_rows(input) and _is_weight(weight, input)):
+    if not _is_scalar(epsilon) or weight.dtype != input.dtype or not (_is_rows(input) and _is_weight(weight, input)):
         return False
     if residual is not None and not _is_like(residual, input):
         return False
-    if result.dtype != torch.float8_e4m3fn or result.shape != input.shape or not result.is_contiguous():
+    if result.dtype != torch.float8_e4m3fn or result.shape != input.shape or result.device != input.device:
+        return False
+    if not result.is_contiguous():
         return False
     return not input.is_cuda or _capability(input.get_device()) >= LEAST_CAPABILITY
 
 
 def _is_number(scale: Tensor, input: Tensor) -> bool:
-    return bool(scale.dtype == torch.float32 and scale.numel() == 1 and scale.device == input.device)
+    return _is_scale(scale, input) and scale.numel() == 1
+
+
+def _is_scale(scale: Tensor, input: Tensor) -> bool:
+    return bool(scale.dtype == torch.float32 and scale.device == input.device)
 
 
 def _dynamic(

@@ -1,7 +1,8 @@
 """What vLLM asks of our kernels for a model: operations, columns and dtypes from the model's config.json.
 
 Nothing of vLLM or torch is imported. Norms over the hidden size are whole on every GPU of a tensor-parallel group; what
-lies along a sharded dimension, as the rows of heads, is divided by its size.
+lies along a sharded dimension, as the gates, is divided by its size. Norms of queries and keys, head by head, are not
+here: models hand over slices of one projection, whose rows lie at two distances, and the provider leaves these to vLLM.
 """
 
 from __future__ import annotations
@@ -24,19 +25,15 @@ from normgen.suites.suite import Entry, Suite
 from normgen.text import table
 
 ROWS = (1, 16384)  # of tokens in a step
-_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_DTYPES = {"float16": "f16", "bfloat16": "bf16"}
+# What vLLM's `--dtype auto` takes in the place of a configuration's dtype, and for which models.
+_AUTO, _NOT_IN_FLOAT16 = "bfloat16", frozenset(("gemma2", "gemma3", "glm4"))
 # Norms whose weight vLLM holds in float32 (`GemmaRMSNorm`).
 _FLOAT32_WEIGHTS = frozenset(
-    ("gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next", "qwen3_5", "rnj1", "step3p5", "alice_ai")
+    ("gemma", "gemma2", "gemma3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "rnj1", "step3p5", "alice_ai")
 )
-# Models that normalise queries and keys, head by head.
-_NORMS_OF_HEADS = frozenset(
-    (
-        *("afmoe", "apertus", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4"),
-        *("glm4_moe", "lfm2", "lfm2_moe", "plamo3", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "rnj1", "step3p5"),
-    )
-)
-_SPARSE_GATES = frozenset(("gemma3n", "gemma3n_text"))
+GROUP = 128  # columns of a scale
+_SPARSE_GATES = frozenset(("gemma3n",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,6 @@ class Call:
 
     name     as the engine says it
     spec     which has its bits
-    rows     of a token, on one GPU
     dtypes   where tensors have another dtype than the rows
     """
 
@@ -53,7 +49,6 @@ class Call:
     spec: str
     cols: int
     dtype: str
-    rows: int = 1
     dtypes: tuple[tuple[str, str], ...] = ()
 
     def problem(self, rows: int) -> Problem:
@@ -118,24 +113,14 @@ def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
     """
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     config = {**config, **(text or {})}
-    kind = str(config.get("model_type", ""))
-    said = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    dtype = _DTYPES.get(str(said).removeprefix("torch."))
-    if dtype is None:
-        raise UsageError("a model's dtype is one of ours", received=str(said), hint=did_you_mean(str(said), _DTYPES))
+    kind = str(config.get("model_type", "")).removesuffix("_text")
+    dtype = _dtype_of(config, kind)
     hidden = _size(config, "hidden_size")
-    weights = (("weight", "f32"),) if kind in _FLOAT32_WEIGHTS and dtype != "f32" else ()
+    weights = (("weight", "f32"),) if kind in _FLOAT32_WEIGHTS else ()
     found = [
         Call(name=name, spec=spec, cols=hidden, dtype=dtype, dtypes=weights)
         for name, spec in (("rms_norm", "vllm_ir_rmsnorm"), ("fused_add_rms_norm", "vllm_ir_add_rmsnorm"))
     ]
-    if kind in _NORMS_OF_HEADS:
-        heads = _size(config, "num_attention_heads")
-        cols = _size(config, "head_dim", hidden // heads)
-        kv_heads = max(1, _size(config, "num_key_value_heads", heads) // tp)
-        for rows in sorted({_share(heads, tp, "num_attention_heads"), kv_heads}):
-            call = Call(name="rms_norm", spec="vllm_ir_rmsnorm", cols=cols, dtype=dtype, rows=rows, dtypes=weights)
-            found.append(call)
     for name in ("q_lora_rank", "kv_lora_rank"):  # of latent attention, whole on every GPU
         if config.get(name):
             found.append(Call(name="rms_norm", spec="vllm_ir_rmsnorm", cols=_size(config, name), dtype=dtype))
@@ -147,8 +132,20 @@ def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
         for size in sorted(sizes):
             cols = _share(size, tp, "intermediate_size")
             found.append(Call(name="gelu_and_mul_sparse", spec="vllm_ir_gelu_tanh_mul_sparse", cols=cols, dtype=dtype))
-    found += _quantising(config, hidden, dtype)
-    return tuple(found)
+    # Its pass fuses a norm and a quantiser where the weight has the row's dtype.
+    return (*found, *(() if weights else _quantising(config, hidden, dtype)))
+
+
+def _dtype_of(config: Mapping[str, Any], kind: str) -> str:
+    """That in which vLLM serves the model by itself: a float32 one in bfloat16. Raises UsageError."""
+    said = str(config.get("dtype") or config.get("torch_dtype") or "auto").removeprefix("torch.")
+    if said in ("auto", "float32") or (said == "float16" and kind in _NOT_IN_FLOAT16):
+        said = _AUTO
+    if said not in _DTYPES:
+        raise UsageError(
+            "a model's dtype is one of ours", received=said, hint=did_you_mean(said, (*_DTYPES, "float32"))
+        )
+    return _DTYPES[said]
 
 
 def _quantising(config: Mapping[str, Any], hidden: int, dtype: str) -> Iterable[Call]:
@@ -156,7 +153,9 @@ def _quantising(config: Mapping[str, Any], hidden: int, dtype: str) -> Iterable[
     how = config.get("quantization_config")
     form = _form_of(how) if isinstance(how, dict) else ""
     specs = QUANTISING.get(form, {})
-    return [Call(name=name, spec=spec, cols=hidden, dtype=dtype) for name, spec in specs.items()]
+    for name, spec in specs.items():
+        if form != "group" or hidden % GROUP == 0:  # vLLM's pass leaves others as they are
+            yield Call(name=name, spec=spec, cols=hidden, dtype=dtype)
 
 
 # How activations become fp8 -> vLLM's fused operation -> the preset that has its bits.
@@ -180,7 +179,7 @@ def _form_of(how: Mapping[str, Any]) -> str:
     """Of a quantization_config: "static", "token", "group", or "" where activations do not become fp8 in a norm."""
     if how.get("quant_method") == "fp8":
         if blocks := how.get("weight_block_size"):
-            return "group" if isinstance(blocks, list) and blocks[-1] == 128 else ""
+            return "group" if isinstance(blocks, list) and blocks[-1:] == [GROUP] else ""
         return "static" if how.get("activation_scheme") == "static" else ""
     if how.get("quant_method") == "compressed-tensors":
         groups = how.get("config_groups")
@@ -189,14 +188,14 @@ def _form_of(how: Mapping[str, Any]) -> str:
         if isinstance(given, dict) and given.get("type") == "float" and given.get("num_bits") == 8:
             if not given.get("dynamic"):
                 return "static" if given.get("strategy") == "tensor" else ""
-            is_group = given.get("strategy") == "group" and given.get("group_size") == 128
+            is_group = given.get("strategy") == "group" and given.get("group_size") == GROUP
             return "token" if given.get("strategy") == "token" else "group" if is_group else ""
     return ""
 
 
 def coverage(call: Call, device: Device, *, rows: tuple[int, int] = ROWS, place: Place = DEFAULT_PLACE) -> Coverage:
     """Which of the row counts that `normgen tune --engine` tunes have a record of their own on a GPU model."""
-    counts = _counts(call, rows)
+    counts = _counts(rows)
     bands = Bands(call.problem(1), device, place=place)
     looked = {count: bands.lookup(count) for count in counts}
     untuned = tuple(c for c, found in looked.items() if not found.exact or bands.band(c) not in bands.tuned)
@@ -215,7 +214,7 @@ def suite_of(calls: Sequence[Call], *, rows: tuple[int, int] = ROWS, step: int =
             dtypes=call.dtypes,
         )
         for call in calls
-        for count in _counts(call, rows, step)
+        for count in _counts(rows, step)
     ]
     distinct = {entry.label: entry for entry in entries}
     return Suite(name="vllm", summary="What vLLM asks for a model.", entries=tuple(distinct.values()))
@@ -233,15 +232,13 @@ def _listed(counts: Sequence[int]) -> str:
     return ",".join(map(str, counts)) or "none"
 
 
-def _counts(call: Call, rows: tuple[int, int], step: int = STEP) -> tuple[int, ...]:
-    first, last = (min(count * call.rows, MOST_ROWS) for count in rows)
+def _counts(rows: tuple[int, int], step: int = STEP) -> tuple[int, ...]:
+    first, last = (min(count, MOST_ROWS) for count in rows)
     return row_counts(first, last, step=step)
 
 
-def _size(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
-    """A size of the configuration; where it says none, or null, `otherwise`."""
-    given = config.get(name)
-    return _whole(name, otherwise if given is None else given)
+def _size(config: Mapping[str, Any], name: str) -> int:
+    return _whole(name, config.get(name))
 
 
 def _whole(name: str, value: Any) -> int:

@@ -58,12 +58,14 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    axis: int = -1,
 ) -> Array:
     """Cross entropy of logits [.., cols] with labels [..], and z_loss * log(sum(exp(input)))**2 beside it.
 
     loss = log(sum(exp(input))) - input[target] of each row, in float32, and 0 where target is `ignore_index`; "mean"
     divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0.
-    Where a label is neither a column nor `ignore_index`, that row's loss and its whole gradient are NaN.
+    Where a label is neither a column nor `ignore_index`, that row's loss and its whole gradient are NaN. `axis` is
+    that of the columns: labels have the other sizes.
     Raises UsageError for another reduction than "mean", "sum" and "none", for an `ignore_index` that is no whole number
     or that float32 does not hold exactly, for a `label_smoothing` outside of 0 to 1, and for arrays that do not fit.
     """
@@ -73,7 +75,7 @@ def cross_entropy(
         ignore_index = ignore_index_of(ignore_index)
     if not isinstance(label_smoothing, jax.core.Tracer):
         label_smoothing = label_smoothing_of(label_smoothing)
-    losses = _loss_of_rows(input, target, ignore_index, label_smoothing, z_loss)
+    losses = _loss_of_rows(input, target, ignore_index, label_smoothing, z_loss, axis=axis)
     if reduction == "none":
         return losses
     total = losses.sum()

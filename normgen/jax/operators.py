@@ -224,6 +224,7 @@ class Operator:
             )
             first = jax.ShapeDtypeStruct(arrays[self._elems[0]].shape, arrays[self._elems[0]].dtype)
             saved = {name: known[name] for name in self._calls.saved(form)}
+            self._require_gradients(form)
             lengths = self._calls.lengths(arrays) if self.spec.has_inner else None
             return _picked(results, self._of_saving), (kept, saved, _Like(first, lengths))
 
@@ -247,6 +248,13 @@ class Operator:
 
     def _form(self, written: tuple[str, ...], arrays: Arrays, out: str) -> Form:
         return Form(direction=Direction.FORWARD, written=written, dtypes=self._calls.dtypes(arrays), out=out)
+
+    def _require_gradients(self, form: Form) -> None:
+        """Raise UsageError where a wanted gradient is none of the spec's."""
+        there = {name for use in self._calls.problem(form).writes for name in (use.of, *use.also)}
+        if lacking := [name for name in form.gradients if name not in there]:
+            rule = f"'{self.spec.name}' has no gradient by {', '.join(lacking)}"
+            raise UsageError(rule, received="a derivative by it", hint=self._calls.without_gradient)
 
     def _ordered(self, form: Form, found: Arrays) -> Arrays:
         """In the order of the form's names."""

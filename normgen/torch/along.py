@@ -113,7 +113,7 @@ class Along:
             given, dims = _rows_of_all(args[: len(reads)], reads, in_dims, args[-1])
             found, _ = plain.of_all(info, (*dims, *in_dims[len(reads) : -1]), *given, *args[len(reads) : -1])
             results = found if isinstance(found, tuple) else (found,)
-            return alone(_lying(results, kinds, args[-1] + 1)), alone((0,) * len(results))
+            return alone(_lying(results, kinds, _behind(args[-1]))), alone((0,) * len(results))
 
         return defined(name, operators.schema(written, f"{DTYPE}, {_AXIS}"), run, like, of_all)
 
@@ -156,7 +156,7 @@ class Along:
             elem, count = {use.name: use.kind.is_elem for use in uses.reads}, len(names)
             given, dims = _rows_of_all(args[:count], [elem.get(name, False) for name in names], in_dims, args[-1])
             found, _ = operators.backward.of_all(info, (*dims, *in_dims[count:-1]), *given, *args[count:-1])
-            return list(_lying(found, _are_elem(uses.writes), args[-1] + 1)), [0] * len(found)
+            return list(_lying(found, _are_elem(uses.writes), _behind(args[-1]))), [0] * len(found)
 
         found = defined(name, operators.backward_schema(_AXIS), run, like, of_all)
         with_gradient(name, raising(no_second(calls.spec.name)))
@@ -186,8 +186,14 @@ def _rows_of_all(
     found, dims = [], [None if dim is None else 0 for dim in in_dims[: len(tensors)]]
     for tensor, is_elem, dim in zip(tensors, elem, in_dims, strict=False):
         each = tensor if dim is None or tensor is None else tensor.movedim(dim, 0)
-        found.append(each.movedim(axis + (dim is not None), -1) if tensor is not None and is_elem else each)
+        at = axis if dim is None else _behind(axis)
+        found.append(each.movedim(at, -1) if tensor is not None and is_elem else each)
     return found, dims
+
+
+def _behind(axis: int) -> int:
+    """An axis of an example among those of all examples, which are the first one."""
+    return axis + 1 if axis >= 0 else axis
 
 
 @functools.cache

@@ -121,7 +121,7 @@ class JaxArithmetic:
             return _reduced(name, jnp.moveaxis(arg, 0, -1))[..., 0]
         row = jnp.broadcast_to(arg, (*arg.shape[:-1], self.cols) if arg.ndim else (1, self.cols))
         if group:
-            groups = row.reshape(row.shape[0], -1, group)
+            groups = row.reshape(row.shape[0], self.cols // group, group)
             return jnp.broadcast_to(_reduced(name, groups), groups.shape).reshape(row.shape)
         return _reduced(name, row)
 
@@ -239,7 +239,7 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:
         value = value.reshape(-1, do.cols if use.kind.within_row else 1)
-        each = rows // len(value)
+        each = rows // max(len(value), 1)
         return jnp.tile(value, (each, 1)) if use.kind.by_head else jnp.repeat(value, each, 0)
     if use.kind is Kind.SCALAR:
         return value.reshape(())
@@ -259,7 +259,8 @@ def _written(use: TensorUse, value: Array, whole: tuple[tuple[int, ...], int], r
         value = as_it_lies(value, use.axes)
         return value.reshape(*shape[:-1], inner) if use.kind.by_row else value
     if use.kind.by_batch:  # what each row adds
-        sizes, axis = ((rows // batches, batches), 0) if use.kind.by_head else ((batches, rows // batches), 1)
+        each = rows // max(batches, 1)
+        sizes, axis = ((each, batches), 0) if use.kind.by_head else ((batches, each), 1)
         return jnp.broadcast_to(value, (rows, cols)).reshape(*sizes, cols).sum(axis)
     if use.kind.is_groups:  # each column has its group's value
         return jnp.broadcast_to(value, (rows, cols))[:, :: use.group].reshape(*shape[:-1], cols // use.group)
@@ -287,7 +288,7 @@ def uniform(seed: Array, rows: int, cols: int, draw: int) -> Array:
         (high0, low0), (high1, low1) = (_product(a, by) for a, by in zip((l0, l1), _MULTIPLIERS, strict=True))
         l0, r0, l1, r1 = high1 ^ r0 ^ k0, low1, high0 ^ r1 ^ k1, low0
         k0, k1 = (k + jnp.uint32(step) for k, step in zip((k0, k1), _WEYL, strict=True))
-    found = jnp.stack((l0, r0, l1, r1), -1).reshape(rows, -1)[:, :cols]
+    found = jnp.stack((l0, r0, l1, r1), -1).reshape(rows, 4 * sizes[1])[:, :cols]
     return (found >> 8).astype(jnp.float32) * 2.0**-24
 
 

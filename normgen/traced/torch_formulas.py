@@ -114,7 +114,7 @@ class TorchArithmetic:
             return _reduced(name, arg.movedim(0, -1)).squeeze(-1)
         row = arg.expand(*arg.shape[:-1], self.cols) if arg.ndim else arg.expand(1, self.cols)
         if group:
-            groups = row.reshape(row.shape[0], -1, group)
+            groups = row.unflatten(-1, (self.cols // group, group))
             return _reduced(name, groups).expand(groups.shape).reshape(row.shape)
         return _reduced(name, row)
 
@@ -242,12 +242,12 @@ class TorchFunction:
         elif use.kind.by_batch:  # what each row adds; the last batch may be shorter
             value = value.expand(rows, do.cols)
             if use.kind.by_head:
-                value = value.reshape(-1, batches, do.cols).sum(0)
+                value = value.reshape(each, batches, do.cols).sum(0)
             else:
-                missing = -rows % each if each else 0
-                value = torch.nn.functional.pad(value, (0, 0, 0, missing)).reshape(-1, each, do.cols).sum(1)
+                value = torch.nn.functional.pad(value, (0, 0, 0, batches * each - rows))
+                value = value.reshape(batches, each, do.cols).sum(1)
         elif use.kind.is_groups:  # each column has its group's value
-            value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], -1)
+            value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], do.cols // use.group)
         elif use.kind.is_elem:
             value = value.expand(rows, do.cols).reshape(shape)
         elif use.kind.by_row:
@@ -294,7 +294,7 @@ def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
         k0, k1 = ((word + number * step) & _LOW for word, step in zip(words, _WEYL, strict=True))
         p0, p1 = l0 * _MULTIPLIERS[0], l1 * _MULTIPLIERS[1]
         l0, r0, l1, r1 = ((p1 >> 32) & _LOW) ^ r0 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ r1 ^ k1, p0 & _LOW
-    found = torch.stack((l0, r0, l1, r1), -1).reshape(rows, -1)[:, :cols]
+    found = torch.stack((l0, r0, l1, r1), -1).flatten(1)[:, :cols]
     return (found >> 8).float() * 2.0**-24
 
 
@@ -309,7 +309,7 @@ def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_p
     if use.kind.by_batch:
         width = do.cols if use.kind.within_row else 1
         value = value.reshape(-1, 1, width)
-        each = rows_per_batch or rows // value.shape[0]
+        each = rows_per_batch or (rows // value.shape[0] if value.shape[0] else 0)
         value = value.transpose(0, 1).expand(each, -1, -1) if use.kind.by_head else value.expand(-1, each, -1)
         return value.reshape(-1, width)[:rows]
     if use.kind is Kind.SCALAR:

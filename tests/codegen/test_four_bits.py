@@ -336,3 +336,17 @@ def test_every_nan_is_6_of_either_sign_and_signalling_too() -> None:
     x = np.array([bits], np.uint32).view(np.float32)
     y = normgen.kernel(text, shape=x.shape, device="cpu")(x)
     assert y.tolist() == [[0x77, 0x77, 0x77, 0xF7]]
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("division", ["ieee", "remainder"])
+def test_groups_of_subnormal_numbers_have_the_quotients_of_their_formula(division: str) -> None:
+    """Their scale is 2^-127, whose reciprocal by the hardware is infinite: zeros became NaN, the others the largest."""
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32) * np.float32(2.0**-128)
+    x[:, ::3] = 0
+    problem = problem_for(load("quantize_to_mxfp4"), shape="4x64", dtype="f32")
+    schedule = default_schedule(problem, H200).varied(division=division)
+    assert refusal(problem, schedule, H200) is None
+    q, scale = normgen.kernel("quantize_to_mxfp4", shape=(4, 64), dtype="f32", device="cpu", schedule=schedule)(x)
+    assert (np.asarray(scale).view(np.uint8) == 0).all()  # 2^-127
+    np.testing.assert_array_equal(np.asarray(q).view(np.uint8), two_a_byte(x * np.float32(2.0**127)))

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 import normgen
 from normgen.cli.export import export
-from normgen.errors import NothingValidError
+from normgen.device import target
+from normgen.errors import NothingValidError, UsageError
 from normgen.records.record import Record
 
 from ..export.cases import record
@@ -100,6 +101,15 @@ def test_records_of_other_operations_alone_are_refused_with_a_sentence(tmp_path:
     refused = exported(tmp_path, *OTHERS).exception
     assert isinstance(refused, NothingValidError)
     assert "FlashInfer's definitions are of forward kernels" in str(refused)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_records_of_two_architectures_make_no_solution(dtype: str, tmp_path: Path) -> None:
+    refused = exported(tmp_path, RECORDS[0], record("rmsnorm", shape="64x256", dtype=dtype, device=target("b200")))
+    assert isinstance(refused.exception, UsageError)
+    said = "the solution of rmsnorm_h256 has the machine code of one GPU architecture\n  received: sm_90, sm_100\n"
+    assert said in str(refused.exception)
     assert not (tmp_path / "trace").exists()
 
 

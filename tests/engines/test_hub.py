@@ -17,18 +17,19 @@ import pytest
 from click.testing import CliRunner
 
 from normgen.cli.export import export
+from normgen.device import Device, target
 from normgen.errors import NothingValidError, UsageError
 from normgen.records.record import Record
 
-from ..export.cases import record
+from ..export.cases import H200, record
 from .libraries import HERE, NEEDS_CLIENT
 
 FOUND = all(map(importlib.util.find_spec, ("torch", "kernels", "transformers")))
 needs_kernels = pytest.mark.skipif(not FOUND, reason="torch, kernels and transformers are not here")
 
 
-def both(op: str, dtype: str, **backward: Any) -> tuple[Record, Record]:
-    shape = {"shape": "64x256", "dtype": dtype}
+def both(op: str, dtype: str, *, device: Device = H200, **backward: Any) -> tuple[Record, Record]:
+    shape: dict[str, Any] = {"shape": "64x256", "dtype": dtype, "device": device}
     return record(op, **shape), record(op, **shape, direction="backward", **backward)
 
 
@@ -80,6 +81,20 @@ def test_what_makes_no_layer_and_a_folder_of_others_are_refused(
     assert isinstance(refused, UsageError)
     assert "it is not installed" in str(refused)
     assert "pip install apache-tvm-ffi" in str(refused)
+
+
+def test_libraries_of_two_architectures_or_of_other_arguments_make_no_layer(tmp_path: Path) -> None:
+    forward, backward = both("rmsnorm", "bf16", device=target("b200"))
+    others = {
+        "are of one GPU architecture": [(PLAIN[0], backward), (*PLAIN, forward, backward)],
+        "take the same arguments in every dtype": [(*PLAIN, *both("rmsnorm", "f16", without=("rstd",)))],
+    }
+    for rule, cases in others.items():
+        for records in cases:
+            refused = exported(tmp_path, *records).exception
+            assert isinstance(refused, UsageError)
+            assert f"the libraries of a layer {rule}\n" in str(refused)
+            assert not (tmp_path / "hub").exists()
 
 
 @NEEDS_CLIENT

@@ -83,6 +83,8 @@ def test_what_we_do_not_have_goes_to_sglang(hooked: Any) -> None:
 
     norm, x, residual = drawn(hooked, torch.bfloat16, torch.bfloat16, "cpu")
     assert isinstance(ours.forward(own, norm, x), torch.Tensor)
+    large = drawn(hooked, torch.bfloat16, torch.bfloat16, "cpu")[0]
+    large.variance_epsilon = 1e39  # which float32 does not hold
     for module, args in (
         (norm, (x, residual, residual)),
         (norm, (x, None, None, object())),
@@ -90,11 +92,12 @@ def test_what_we_do_not_have_goes_to_sglang(hooked: Any) -> None:
         (norm, (x[:0],)),
         (norm, (x.t().contiguous().t(),)),
         (drawn(hooked, torch.bfloat16, torch.bfloat16, "cpu", var_hidden_size=64)[0], (x,)),
+        (large, (x,)),
         (drawn(hooked, torch.bfloat16, torch.bfloat16, "cpu", fp32_residual=True)[0], (x, residual)),
         (drawn(hooked, torch.bfloat16, torch.bfloat16, "cpu", override_orig_dtype=torch.float32)[0], (x,)),
     ):
         assert ours.forward(own, module, *args) == "own"
-    assert len(asked) == 8
+    assert len(asked) == 9
 
 
 def test_sglang_s_loader_hooks_the_layer_where_it_is_named_and_nowhere_else(tmp_path: Path) -> None:

@@ -307,6 +307,17 @@ def test_every_kind_of_function_is_launched_as_the_header_launches_it(name: str,
         assert without_device(lines) == [*wanted, "= None"]
 
 
+def test_a_parameter_and_its_gradient_are_there_together(driver: Path, tmp_path: Path) -> None:
+    """A kernel without the parameter would leave the gradient's memory as it is."""
+    library = Library(tmp_path, BACKWARD)
+    call = OTHERS["backward, with scratch memory"][1]
+    calls = [library.call(library.given(call, **{name: None})) for name in ("weight", "dweight")]
+    rule = "layernorm_bwd_f32: 'dweight' is there where 'weight' is, and there alone; received"
+    assert library.asked(driver, calls) == [[f"= ValueError: {rule} {what}"] for what in ("a tensor", "None")]
+    (launched,) = library.asked(driver, [library.call(library.given(call, weight=None, dweight=None))])
+    assert launched[-1] == "= None"
+
+
 def test_the_drivers_types_and_numbers_are_those_of_cudas_header() -> None:
     templates = Path(tvm_ffi.__file__).parent / "templates"
     includes = [word for found in nvrtc.header_folders() for word in ("-isystem", found)]

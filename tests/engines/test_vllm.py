@@ -114,9 +114,13 @@ def refused(device: str) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
         yield "a weight of another length", name, (x, *before, made(32), 1e-6)
         yield "a weight with gaps", name, (x, *before, made(128)[::2], 1e-6)
         yield "a weight of another dtype of ours", name, (x, *before, made(64).double(), 1e-6)
+        yield "an eps that float32 does not hold", name, (x, *before, w, 1e39)
+    yield "a multiplier that float32 does not hold", "gelu_and_mul_sparse", (x, -1e39)
     yield "float64", "rms_norm", (x.double(), w, 1e-6)
     yield "columns apart", "rms_norm", (made(64, 8).t(), w, 1e-6)
     yield "rows at two distances", "rms_norm", (wide.transpose(0, 1), w, 1e-6)
+    queries = made(8, 192).split([128, 32, 32], -1)[0].view(8, 2, 64)
+    yield "heads of the queries in one projection", "rms_norm", (queries, w, 1e-6)
     yield "rows that overlap", "rms_norm", (x.flatten().as_strided((8, 64), (1, 1)), w, 1e-6)
     with warnings.catch_warnings(action="ignore"):  # its interface is a prototype
         ragged = torch.nested.nested_tensor([x[:3].clone(), x[3:].clone()])
@@ -381,6 +385,8 @@ def test_a_model_s_layer_is_ours_where_the_plugin_of_layers_is_named(layered: An
             assert torch.equal(got[0], ir.ops.rms_norm(y, norm.weight.data, 1e-6))
             assert torch.equal(got[1], total)
         x = torch.randn(3, 96).bfloat16()
+        norm.variance_epsilon = 1e39  # which float32 does not hold: vLLM's own forward
+        assert torch.equal(norm(x), ir.ops.rms_norm(x, norm.weight.data, 1e39))
         assert torch.equal(part(x), ir.ops.rms_norm(x, part.weight.data, 1e-6, 48))
     if is_compiled:
         assert [name.rpartition("_")[0] for name in graphs.of_ours] == ["vllm_ir_add_rmsnorm", "vllm_ir_rmsnorm"]

@@ -114,11 +114,19 @@ def test_what_we_do_not_have_goes_to_vllm_s_own_operator() -> None:
         (result, x.t().contiguous().t(), weight, torch.empty(4, 2), 1e-6, None, None, 128, False),
         (result.view(torch.int8), x, weight, torch.empty(4, 2), 1e-6, None, None, 128, False),
         (result, x, weight, torch.empty(4, 2).double(), 1e-6, None, None, 128, False),
+        (result, x, weight, torch.empty(8), 1e-6, None, None, 128, False),
+        (result, x, weight, torch.empty(4, 2, device="meta"), 1e-6, None, None, 128, False),
+        (result.to("meta"), x, weight, torch.empty(4, 2), 1e-6, None, None, 128, False),
     ]
     for args in cases:
         assert not ours.rms_norm_per_block_quant(*args)
     assert not ours.rms_norm_static_fp8_quant(result, x, weight, torch.ones(2), 1e-6)
+    assert not ours.rms_norm_static_fp8_quant(result, x, weight, torch.ones(1), 1e39)  # which float32 does not hold
     assert not ours.rms_norm_dynamic_per_token_quant(result, x, weight, torch.ones(3), 1e-6, None, None)
+    one, none = torch.tensor(1.0).bfloat16(), torch.empty((), dtype=E4M3)
+    assert not ours.rms_norm_dynamic_per_token_quant(none, one, weight, torch.ones(1), 1e-6, None, None)
+    # No tokens are ours too.
+    assert ours.rms_norm_per_block_quant(result[:0], x[:0], weight, torch.empty(0, 2), 1e-6, None, None, 128, False)
 
 
 def test_nothing_is_offered_where_the_engine_does_not_name_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.cuda.compiler import identity_of
-from normgen.device import target
+from normgen.device import Device, target
 from normgen.export import Header
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
@@ -49,6 +49,7 @@ def record(
     place: Place = DEFAULT_PLACE,
     measured: bool = False,
     text: str = "",
+    device: Device = H200,
     **problem: Any,
 ) -> Record:
     """A record of that problem as it may leave; by default of the default schedule, and predicted.
@@ -57,7 +58,7 @@ def record(
     """
     spec = op if isinstance(op, Spec) else load(op)
     found = problem_for(spec, shape=shape, **problem)
-    schedule = schedule or default_schedule(found, H200)
+    schedule = schedule or default_schedule(found, device)
     now = identity_of(emit(found, schedule))
     times = Times(n=9, median=us, p05=us, p95=us, low=us, high=us) if measured else None
     return Record(
@@ -76,7 +77,7 @@ def record(
         verified=replace(
             GPU_CHECK if measured else CPU_CHECK, cols=(found.cols,), text=now if text not in ("", now) else ""
         ),
-        device=H200.as_dict(),
+        device=device.as_dict(),
         versions={"normgen": "0.1.0", "nvrtc": "13.0"},
         command=f"normgen tune --shape {shape}",
         created=CREATED,

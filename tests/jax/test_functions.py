@@ -496,6 +496,23 @@ def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tu
             norm(*wrong)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_cross_entropy_takes_its_classes_along_any_axis(axis: int) -> None:
+    draw = np.random.default_rng(3)
+    shape = (4, 5, 6)
+    logits = jnp.asarray(draw.normal(size=shape), np.float32)
+    labels = jnp.asarray(draw.integers(0, 4, np.delete(shape, axis)))
+
+    def by_rows(x: Any) -> Any:
+        return nj.cross_entropy(jnp.moveaxis(x, axis, -1), labels, label_smoothing=0.1)
+
+    def along(x: Any) -> Any:
+        return nj.cross_entropy(x, labels, label_smoothing=0.1, axis=axis)
+
+    np.testing.assert_allclose(jax.jit(along)(logits), by_rows(logits), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(along)(logits), jax.grad(by_rows)(logits), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("axis", [True, 1.0, "1", None, (1,), 4, -5])
 def test_an_axis_that_is_none_is_refused(axis: Any) -> None:
     with pytest.raises(UsageError, match="axis is one of the 4 axes") as refused:

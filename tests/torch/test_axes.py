@@ -330,16 +330,17 @@ def _spec(name: str) -> Any:
     return load(name)
 
 
+@pytest.mark.parametrize("axis", [2, -2])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_examples_of_an_operator_along_an_axis_are_calls_of_their_own(direction: str) -> None:
+def test_examples_of_an_operator_along_an_axis_are_calls_of_their_own(direction: str, axis: int) -> None:
     made = operator("rmsnorm")
     along = made._along
     assert along is not None
     x, weight = torch.randn(3, 2, 4, 6, 5), torch.randn(6)  # the examples are the second size
     eps = dict(made.spec.scalars)["eps"]
     if direction == "forward":
-        found = torch.vmap(lambda one: along.plain(one, weight, eps, None, 2), in_dims=1)(x)
-        each = [along.plain(one, weight, eps, None, 2) for one in x.unbind(1)]
+        found = torch.vmap(lambda one: along.plain(one, weight, eps, None, axis), in_dims=1)(x)
+        each = [along.plain(one, weight, eps, None, axis) for one in x.unbind(1)]
     else:
         kept = made.operators.kept([True, True], (x.select(1, 0), weight), torch.float32)
         names = made.operators.backward_takes
@@ -347,7 +348,7 @@ def test_examples_of_an_operator_along_an_axis_are_calls_of_their_own(direction:
         def backward(one: Tensor) -> Tensor:
             known = {"dy": one, "x": one + 1, "weight": weight, "rstd": one.select(2, 0).abs()}
             reads = [known[u.name] for u in made.operators.calls.problem(kept.form).reads]
-            return along.backward(*made.operators.backward_args(kept.form, reads, (eps,)), 2)[0]
+            return along.backward(*made.operators.backward_args(kept.form, reads, (eps,)), axis)[0]
 
         assert set(names) >= {"dy", "x"}
         found, each = torch.vmap(backward, in_dims=1)(x), [backward(one) for one in x.unbind(1)]

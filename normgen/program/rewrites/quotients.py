@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import sympy as sp
 
-from normgen.program.functions import divide_by_remainder, quotient_in, reciprocal_approximate
+from normgen.program.functions import cast, divide_by_remainder, quotient_in, reciprocal_approximate
 from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, kind_of, value_kinds
 from normgen.program.ordered import Ordered, is_product
 
@@ -29,12 +29,13 @@ def divide_by_remainders(program: RowProgram, *, means: bool = True) -> RowProgr
     means  False: cols is a power of two, what it divides an exact product
     """
     kinds = value_kinds(check(program))
+    scales = {one.name for one in program.statements if isinstance(one, Map) and _is_power_of_two(one.expr)}
 
     def is_quotient(expr: sp.Expr) -> bool:
         return is_product(expr) and _divisor(expr, means=means) is not None and not kind_of(expr, kinds).by_col
 
     def is_reciprocal(expr: sp.Expr) -> bool:
-        return bool(expr.is_Pow and expr.exp == -1 and expr.base != COLS)
+        return bool(expr.is_Pow and expr.exp == -1 and expr.base != COLS and str(expr.base) not in scales)
 
     def divided(expr: sp.Expr) -> sp.Expr:
         divisor = _divisor(expr, means=means)
@@ -51,6 +52,11 @@ def divide_by_remainders(program: RowProgram, *, means: bool = True) -> RowProgr
         return statement
 
     return check(replace(program, statements=tuple(map(rewritten, program.statements))))
+
+
+def _is_power_of_two(expr: sp.Expr) -> bool:
+    """Whether it is stored as one: of the least, 2^-127, which is subnormal, the hardware's reciprocal is infinite."""
+    return isinstance(expr, cast) and expr.dtype.rounds_up
 
 
 def _divisor(product: sp.Expr, *, means: bool) -> sp.Expr | None:

@@ -9,7 +9,9 @@ NORMGEN_INLINE float exp_approximate(float x) {
   const float value = expf(x * 1.442695041f * 0.6931471806f);  // rounds the exponent as the hardware's form does
   return value < 1.17549435e-38f ? 0.0f : value;
 }
-NORMGEN_INLINE float reciprocal_approximate(float x) { return 1.0f / x; }
+// As rcp.approx.ftz: a subnormal is 0 of its sign, on the way in and on the way out.
+NORMGEN_INLINE float normgen_cpu_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
+NORMGEN_INLINE float reciprocal_approximate(float x) { return normgen_cpu_flushed(1.0f / normgen_cpu_flushed(x)); }
 NORMGEN_INLINE float __logf(float x) { return logf(x); }
 NORMGEN_INLINE float __log2f(float x) { return log2f(x); }
 NORMGEN_INLINE float __fdividef(float x, float y) { return x / y; }
