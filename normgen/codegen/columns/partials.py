@@ -60,11 +60,10 @@ class TwoKernels(PartialRows):
             params.append(Param(name=f"{tensor.name}_pitch", ctype="long long", source=Source.PITCH, key=tensor.name))
         params += [Param(name="batches", ctype="int", source=Source.BATCHES)] if cells.sums.by_batch else []
         pitch = cells.sums.pitch
-        threads, cells_each = FINISH_THREADS, 8
-        if self._few_rows:
-            threads = cells_each = FEW_ROWS_THREADS
-        else:
-            cells_each = next((c for c in (32, 16) if pitch // c * len(columns) >= FINISH_BLOCKS), cells_each)
+        threads = cells_each = FEW_ROWS_THREADS
+        if not self._few_rows:
+            threads = FINISH_THREADS
+            cells_each = next((c for c in (32, 16) if pitch // c * len(columns) >= FINISH_BLOCKS), 8)
         blocks = -(-pitch // cells_each) * len(columns) + -(-len(cells.totals) // cells_each)
         launch = Launch(
             threads=threads,
@@ -144,7 +143,7 @@ class TwoKernels(PartialRows):
         cells = self.cells
         several = len(cells.stores) > 1
         tensor, sizes = "tensor" if several else "0", "kThreads, kCells, kTensors, kPitch"
-        writes: list[Statement] = [Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x)")]
+        writes: list[Statement] = []
         for index, store in cells.by_column:
             write = tuple(cells.write(store, "total"))
             writes += [If(f"tensor == {index}", write)] if several else write
@@ -162,13 +161,13 @@ class TwoKernels(PartialRows):
             return found
         if self._few_rows:
             whole = f"total_of_partial_rows<kTensors, kPitch>({first}, {rows}, {tensor}, cell)"
-            writes = [Let("const float total", whole), self._column_of_cell, *writes[1:]]
-            return [*found, If("cell < kCols", tuple(writes))]
+            return [*found, If("cell < kCols", (Let("const float total", whole), self._column_of_cell, *writes))]
+        whole = "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x)"
         return [
             *found,
             Do(f"add_partial_rows<{sizes}>({first}, {rows}, {tensor}, cell, warp_sums)"),
             self._column_of_cell,
-            If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
+            If("threadIdx.x < kCells && cell < kCols", (Let("const float total", whole), *writes)),
         ]
 
     @property
