@@ -76,7 +76,6 @@ class Operator:
         self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
         self._of_plain = tuple(self._writes.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self._writes.saving.index(output) for output in self.returns)
-        self._differentiable = functools.lru_cache(maxsize=1024)(self._with_gradient)  # of shapes and scalars
         self.function, self._bound = functions_of(
             spec,
             calls.reads,
@@ -184,7 +183,8 @@ class Operator:
         arrays = self._rows(arrays, lies)
         self._calls.checked(arrays)
         places = tuple(place for place, array in enumerate(arrays) if array is not None)
-        found = self._differentiable(places, scalars, out, lies)(*[arrays[place] for place in places])
+        made = self._calls.known.once(self._with_gradient, places, scalars, out, lies)
+        found = made(*[arrays[place] for place in places])
         return self._back(found, lies)
 
     def _with_gradient(self, places: Places, scalars: Scalars, out: str, lies: int | None) -> Callable[..., Any]:
