@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from normgen.errors import NormgenError, UsageError, did_you_mean
 from normgen.problem.problem import Problem
@@ -71,8 +71,7 @@ class Uses:
         return of_rows and all(use.kind.by_row for use in self.writes) and not self.function.numbers_rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Writes:
+class Writes(NamedTuple):
     """What an operator's forward kernels write.
 
     outputs  those that are not optional or are returned
@@ -92,7 +91,7 @@ def writes_of(spec: Spec, returns: Collection[str]) -> Writes:
     kept = tuple(t.name for t in spec.statistics if not t.optional or t.name in returns)
     saving = (*outputs, *(t.name for t in spec.statistics if t.name in (*kept, *spec.saved)))
     saved = tuple(name for name in saving if name in (*outputs, *spec.saved))
-    return Writes(outputs=outputs, plainly=(*outputs, *kept), saving=saving, saved=saved)
+    return Writes(outputs, (*outputs, *kept), saving, saved)
 
 
 def is_of_rows(kind: Kind) -> bool:

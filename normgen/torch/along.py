@@ -8,7 +8,7 @@ arguments. Rows of [batch, channels, height, width] are read and written where t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class Along:
     def __init__(self, operators: Operators) -> None:
         self.operators = operators
         backward, saving, plain = operators.bodies
-        bodies = _along(backward), _along(saving), plain and _along(plain)
+        bodies = BodyAlong(backward), BodyAlong(saving), plain and BodyAlong(plain)
         self.backward, self.saving, self.plain = operators.registered(*bodies, suffix="_along")
 
     def axis(self, tensors: Values, dtype: Any) -> int | None:
@@ -53,43 +53,45 @@ class Along:
         return alone(_moved(results, body.gives(()), axis, -1))
 
 
-def _along(body: Body) -> Body:
-    """The same of tensors [.., cols, ..] and the axis of their columns."""
-    count = len(body.elem)
+class BodyAlong(Body):
+    """The same of tensors [.., cols, ..] and, behind its other arguments, the axis of their columns."""
 
-    def taken(args: Sequence[Any]) -> tuple[list[Any], int]:
-        *given, axis = args
-        return [*_moved(given[:count], body.elem, axis, -1), *given[count:]], axis
+    def __init__(self, last: Body) -> None:
+        values = {one.name: getattr(last, one.name) for one in fields(Body) if one.init}
+        values |= {"schema": last.schema.replace(") ->", ", int axis_) ->", 1), "run": self._run}
+        super().__init__(**values)
+        self._last = last
 
-    def lying(results: Any, given: Sequence[Any], axis: int) -> Any:
-        """[.., cols, ..] without gaps: a copy of rows that lay otherwise."""
-        every = results if isinstance(results, tuple | list) else (results,)
-        elem = body.gives(given)
-        moved = zip(_moved(every, elem, -1, axis), elem, strict=True)
-        found = tuple([result.contiguous() if is_elem else result for result, is_elem in moved])
-        return list(found) if isinstance(results, list) else alone(found)
+    def _run(self, *args: Any) -> Any:
+        given, axis = self._taken(args)
+        return self._lying(self._last.run(*given, axis=axis), given, axis)
 
-    def run(*args: Any) -> Any:
-        given, axis = taken(args)
-        return lying(body.run(*given, axis=axis), given, axis)
+    def like(self, *args: Any) -> Any:
+        given, axis = self._taken(args)
+        return self._lying(self._last.like(*given), given, axis)
 
-    def like(*args: Any) -> Any:
-        given, axis = taken(args)
-        return lying(body.like(*given), given, axis)
-
-    def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+    def of_all(self, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
         *given, axis = args
         behind = axis + 1 if axis >= 0 else axis  # an axis of an example among those of all examples
-        dims = [None if dim is None else 0 for dim in in_dims[:count]]
-        for i, dim in enumerate(in_dims[:count]):
-            if given[i] is not None:
-                each = given[i] if dim is None else given[i].movedim(dim, 0)
-                given[i] = each.movedim(axis if dim is None else behind, -1) if body.elem[i] else each
-        found, places = body.of_all(info, (*dims, *in_dims[count:-1]), *given)
-        return lying(found, given, behind), places
+        dims = list(in_dims[:-1])
+        for i, (dim, is_elem) in enumerate(zip(in_dims, self.elem, strict=False)):
+            if given[i] is not None and dim is not None:
+                given[i], dims[i] = given[i].movedim(dim, 0), 0
+            if given[i] is not None and is_elem:
+                given[i] = given[i].movedim(axis if dim is None else behind, -1)
+        found, places = self._last.of_all(info, dims, *given)
+        return self._lying(found, given, behind), places
 
-    schema = body.schema.replace(") ->", ", int axis_) ->", 1)
-    return replace(body, schema=schema, run=run, like=like, of_all=of_all)
+    def _taken(self, args: Sequence[Any]) -> tuple[list[Any], int]:
+        *given, axis = args
+        count = len(self.elem)
+        return [*_moved(given[:count], self.elem, axis, -1), *given[count:]], axis
+
+    def _lying(self, results: Any, given: Sequence[Any], axis: int) -> Any:
+        """[.., cols, ..] without gaps: a copy of rows that lay otherwise."""
+        every, elem = results if isinstance(results, tuple | list) else (results,), self.gives(given)
+        moved = zip(_moved(every, elem, -1, axis), elem, strict=True)
+        return self.packed(tuple([result.contiguous() if is_elem else result for result, is_elem in moved]))
 
 
 def _moved(tensors: Sequence[Any], elem: Sequence[bool], of: int, to: int) -> Values:

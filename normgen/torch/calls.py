@@ -121,7 +121,9 @@ class Calls(Forms):
         return found
 
     def like(self, uses: Uses, given: Mapping[str, Value]) -> Values:
-        """New tensors of the shapes and dtypes that a call returns."""
+        """New tensors of the shapes and dtypes that a call returns. UsageError where a forward call does not fit."""
+        if uses.form.direction is Direction.FORWARD:
+            self.checked([given.get(read.name) for read in self.reads])
         tensors = [given.get(use.name) for use in uses.reads]
         first: Value = next(tensors[i] for i in uses.rows if tensors[i] is not None)
         lengths = self._lengths_of(uses.reads, tensors)

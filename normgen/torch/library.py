@@ -55,21 +55,40 @@ class Kept:
 class Body:
     """One of torch's operators, on tensors of rows [.., cols].
 
-    elem    which of its tensors are of rows and columns
-    gives   (arguments) -> which of its results are
+    names   of its tensors; `elem`: which of them are of rows and columns
+    split   (arguments) -> what the call reads and writes, its tensors by name, and its scalars
     run     (arguments, axis=None) -> the results; with an axis, rows lie along it and so do those of the results
-    like    (arguments) -> new tensors of their shapes and dtypes
-    of_all  as torch's vmap takes it
+    gives   (arguments) -> which of its results are of rows and columns
+    packed  what it returns, of results
     op      it, once it is defined
     """
 
+    calls: Calls
     schema: str
+    names: Sequence[str]
     elem: Sequence[bool]
-    gives: Callable[[Sequence[Any]], Sequence[bool]]
+    split: Callable[[Sequence[Any]], tuple[Uses, Mapping[str, Any], tuple[float, ...]]]
     run: Callable[..., Any]
-    like: Callable[..., Any]
-    of_all: Callable[..., Any]
+    gives: Callable[[Sequence[Any]], Sequence[bool]]
+    packed: Callable[[Sequence[Any]], Any]
     op: Any = field(default=None, init=False)
+
+    def like(self, *args: Any) -> Any:
+        """New tensors of the shapes and dtypes of the results."""
+        return self.packed(self.calls.like(*self.split(args)[:2]))
+
+    def of_all(self, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+        """The rule of torch's vmap."""
+        uses, given, _ = self.split(args)
+        dims = dict(zip(self.names, in_dims, strict=False))
+
+        def kernel(whole: Mapping[str, Any]) -> Values:
+            found = self.op(*(whole.get(name, given[name]) for name in self.names), *args[len(self.names) :])
+            return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+        reads = {use.name: (given[use.name], dims[use.name]) for use in uses.reads}
+        found = self.calls.of_all(uses, reads, info.batch_size, kernel)
+        return self.packed(found), self.packed((0,) * len(found))
 
     def defined(self, name: str) -> Any:
         """The operator, registered by this name. Raises UsageError where another library has that name."""
@@ -101,13 +120,7 @@ class Operators:
         spec = calls.spec
         self.calls, self.base = calls, base
         self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
-        writes = writes_of(spec, returns)
-        self.outputs, self.plainly, self.written, self.saved = (
-            writes.outputs,
-            writes.plainly,
-            writes.saving,
-            writes.saved,
-        )
+        self.outputs, self.plainly, self.written, self.saved = writes_of(spec, returns)
         self._takes = tuple(t.name for t in calls.reads)
         self._kinds = {t.name: t.kind.is_elem for t in spec.tensors}
         self.backward_takes = (*(f"d{output}" for output in self.outputs), *self._takes, *self.saved)
@@ -157,8 +170,8 @@ class Operators:
         sharding.register(self.backward, self._asked_backward, is_list=True)
 
     def _asked_forward(self, written: tuple[str, ...], args: Sequence[Any]) -> sharding.Asked:
-        uses, tensors, _ = self._split(written, args)
-        there = {name: t for name, t in zip(self._takes, tensors, strict=True) if t is not None}
+        uses, given, _ = self._split(written, args)
+        there = {name: t for name, t in given.items() if t is not None}
         return uses.problem, uses.reads, uses.writes, there, tuple(there)
 
     def _asked_backward(self, args: Sequence[Any]) -> sharding.Asked:
@@ -267,9 +280,12 @@ class Operators:
         tensors, dtype = tuple(args[:count]), args[-1]
         return tensors, tuple(args[count:-1]), self.dtype(tensors, in_float32=False) if dtype is None else dtype
 
-    def _split(self, written: tuple[str, ...], args: Sequence[Any]) -> tuple[Uses, Values, tuple[float, ...]]:
+    def _split(
+        self, written: tuple[str, ...], args: Sequence[Any]
+    ) -> tuple[Uses, Mapping[str, Any], tuple[float, ...]]:
         tensors, scalars, dtype = self.split(args)
-        return self.calls.forward(written, dtypes_of(tensors), dtype), tensors, scalars
+        uses = self.calls.forward(written, dtypes_of(tensors), dtype)
+        return uses, dict(zip(self._takes, tensors, strict=True)), scalars
 
     def schema(self, written: Sequence[str], *last: str) -> str:
         return forward_schema(self.calls.spec, self.calls.reads, len(written), *last)
@@ -290,31 +306,23 @@ class Operators:
                     calls.known[likely] = ready
             return results
 
-        def like(*args: Any) -> Any:
-            uses, tensors, _ = self._split(written, args)
-            calls.checked(tensors)
-            return alone(calls.like(uses, dict(zip(self._takes, tensors, strict=True))))
-
-        def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-            uses, tensors, _ = self._split(written, args)
-            given = dict(zip(self._takes, zip(tensors, in_dims, strict=False), strict=True))
-
-            def kernel(whole: Mapping[str, Any]) -> Values:
-                found = body.op(*(whole.get(name) for name in self._takes), *args[count:])
-                return found if isinstance(found, tuple) else (found,)
-
-            found = calls.of_all(uses, given, info.batch_size, kernel)
-            return alone(found), alone((0,) * len(found))
-
-        elem = [read.kind.is_elem for read in calls.reads]
-        body = Body(schema=self.schema(written), elem=elem, gives=lambda _: gives, run=run, like=like, of_all=of_all)
-        return body
+        return Body(
+            calls=calls,
+            schema=self.schema(written),
+            names=self._takes,
+            elem=[self._kinds[name] for name in self._takes],
+            split=functools.partial(self._split, written),
+            run=run,
+            gives=lambda _: gives,
+            packed=alone,
+        )
 
     def _formulas(self, written: tuple[str, ...]) -> Callable[..., Any]:
         """What is written, as torch's own operations."""
 
         def run(*args: Any) -> Any:
-            return alone(self.calls.formulas(*self._split(written, args)))
+            uses, given, scalars = self._split(written, args)
+            return alone(self.calls.formulas(uses, tuple(given.values()), scalars))
 
         return run
 
@@ -340,37 +348,24 @@ class Operators:
         """It takes the gradients of the outputs, the read tensors, those saved, the scalars and a form's texts."""
         calls, names = self.calls, self.backward_takes
 
-        def like(*args: Any) -> list[Any]:
-            return list(calls.like(*self._split_backward(args)[:2]))
-
         def run(*args: Any, axis: int | None = None) -> list[Any]:
             uses, given, scalars = self._split_backward(args)
             reads = [given.get(use.name) for use in uses.reads]
             return list(calls.backward(uses, reads, scalars, by_layout=axis is not None))
 
-        def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-            uses, given, _ = self._split_backward(args)
-            dims = dict(zip(names, in_dims, strict=False))
-            reads = {use.name: (given[use.name], dims[use.name]) for use in uses.reads}
-
-            def kernel(whole: Mapping[str, Any]) -> Values:
-                return tuple(body.op(*(whole.get(name, given[name]) for name in names), *args[len(names) :]))
-
-            made = calls.of_all(uses, reads, info.batch_size, kernel)
-            return list(made), [0] * len(made)
-
         tensors = [f"Tensor? {name}" for name in names]
         scalars = [f"float {scalar}" for scalar, _ in calls.spec.scalars]
         texts = ("str gradients_", "str dtypes_", "str out_dtype_")
-        body = Body(
+        return Body(
+            calls=calls,
             schema=f"({', '.join((*tensors, *scalars, *texts))}) -> Tensor[]",
+            names=names,
             elem=[self._kinds[name] for name in (*self.outputs, *self._takes, *self.saved)],
-            gives=lambda args: [use.kind.is_elem for use in self._split_backward(args)[0].writes],
+            split=self._split_backward,
             run=run,
-            like=like,
-            of_all=of_all,
+            gives=lambda args: [use.kind.is_elem for use in self._split_backward(args)[0].writes],
+            packed=list,
         )
-        return body
 
     def _split_backward(self, args: Sequence[Any]) -> tuple[Uses, dict[str, Any], tuple[float, ...]]:
         """What a backward call reads and stores, its tensors by name, and its scalars."""
@@ -441,7 +436,7 @@ class _TransformedBackward(torch.autograd.Function):
         raise no_second(ctx.spec)
 
 
-def alone(results: Values) -> Any:
+def alone(results: Sequence[Any]) -> Any:
     """One result by itself, several as a tuple."""
     return results[0] if len(results) == 1 else results
 
