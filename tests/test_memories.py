@@ -12,7 +12,7 @@ import normgen
 from normgen.operators.forms import Uses
 from normgen.program import source
 from normgen.program.source import problem_for
-from normgen.python.memory import Memory
+from normgen.python.remembered import Remembered
 from normgen.schedule import legality, policy
 from normgen.spec.reader import load
 
@@ -79,7 +79,7 @@ def test_what_follows_from_a_problem_is_kept_of_the_last_1024_of_5000() -> None:
 
 
 def test_the_oldest_shape_makes_room_for_a_new_one() -> None:
-    known = Memory()
+    known = Remembered()
     for shape in range(SHAPES):
         known[shape] = f"{shape}"
     assert list(known) == list(range(SHAPES - known.most, SHAPES))
@@ -88,7 +88,7 @@ def test_the_oldest_shape_makes_room_for_a_new_one() -> None:
 
 
 def test_what_is_made_once_is_made_again_when_it_was_forgotten() -> None:
-    known, made = Memory(most=2), []
+    known, made = Remembered(most=2), []
 
     def double(number: int) -> int:
         made.append(number)

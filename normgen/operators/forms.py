@@ -17,7 +17,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, by_role
 from normgen.program.source import problem_for
 from normgen.python.arguments import is_truth, scalar_of
-from normgen.python.memory import Memory
+from normgen.python.remembered import Remembered
 from normgen.spec.checks import compared_with_whole, equal_to_whole
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import READ, Kind, Spec, Tensor
@@ -163,7 +163,7 @@ class Forms:
     trace: ClassVar[Any]
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.known = spec, Memory()
+        self.spec, self.known = spec, Remembered()
         self._compared, self.labels = compared_with_whole(spec), equal_to_whole(spec)
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
         self._first = next(i for i, t in enumerate(self.reads) if is_of_rows(t.kind))

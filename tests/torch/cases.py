@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normgen.python.memory import Memory
+from normgen.python.remembered import Remembered
 from normgen.torch.calls import Ready
 from normgen.torch.operators import Operator
 from tests.operators.cases import Case as Sampled
@@ -45,14 +45,14 @@ def to_torch(array: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def readies(known: Memory) -> list[Ready]:
+def readies(known: Remembered) -> list[Ready]:
     """What computes the calls that an operator remembers."""
     return [found for found in known.values() if isinstance(found, Ready)]
 
 
-def forgotten(made: Operator, monkeypatch: pytest.MonkeyPatch) -> Memory:
+def forgotten(made: Operator, monkeypatch: pytest.MonkeyPatch) -> Remembered:
     """A new memory of an operator's calls, until the test is done."""
-    known = Memory()
+    known = Remembered()
     monkeypatch.setattr(made.operators.calls, "known", known)
     monkeypatch.setattr(made.eager, "_known", known)
     return known

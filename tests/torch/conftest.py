@@ -14,7 +14,7 @@ from normgen.measure.cpu_check import has_compiler
 from normgen.operators import launch
 from normgen.python.cpu import Cpu
 from normgen.python.handle import kernel as make
-from normgen.python.memory import Memory
+from normgen.python.remembered import Remembered
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,5 +64,5 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def _forget() -> None:
     gc.unfreeze()  # torch's compiler freezes what there is
     for one in gc.get_objects():
-        if type(one) is Memory:
+        if type(one) is Remembered:
             one.clear()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 V = TypeVar("V")
 
 
-class Memory(dict[Any, Any]):
+class Remembered(dict[Any, Any]):
     """What follows from the calls that were seen: the newest `most` entries, as shapes may never repeat.
 
     An operator has one. A call of a new shape adds two to four entries, so 4096 hold some 1024 shapes.
