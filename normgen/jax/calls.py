@@ -52,7 +52,7 @@ class Calls(Forms):
         made = self.known.once(self._made, form, scalars, place)  # one for each value of the scalars
         return made(*[given[use.name] for use in self.problem(form).reads])
 
-    def formulas(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+    def formulas(self, form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
         """A call as operations of jax.numpy."""
         uses = self.problem(form)
         names = [name for name, _ in self.spec.scalars]
@@ -98,11 +98,12 @@ class Calls(Forms):
         if why_not_side_by_side(self.spec, uses.problem.tensors):
             place = None
 
+        formulas = functools.partial(self.formulas, form, scalars)
+        kernel = functools.partial(self._launched, place, form, scalars)
+
         def run(*arrays: Array) -> Arrays:
-            formulas = functools.partial(_by_position, self.formulas, form, scalars)
             if self.spec.has_inner or not _takes_a_kernel(arrays):
                 return formulas(*arrays)
-            kernel = functools.partial(_by_position, functools.partial(self._launched, place), form, scalars)
             found = lax.platform_dependent(*arrays, **{target.PLATFORM: kernel}, default=formulas)
             return tuple(found)
 
@@ -113,7 +114,6 @@ class Calls(Forms):
             apart = (use for use, batched in zip(uses.reads, is_batched, strict=True) if batched)
             if not uses.is_one_call(apart):  # what no kernel does at once, XLA's do
                 axes = [0 if batched else None for batched in is_batched]
-                formulas = functools.partial(_by_position, self.formulas, form, scalars)
                 return jax.vmap(formulas, axes, axis_size=size)(*arrays), everywhere
             whole = [
                 _of_all(use, array, size, is_batched=batched)
@@ -127,7 +127,7 @@ class Calls(Forms):
         last.defjvp(functools.partial(_no_second, self.spec.name))
         return last  # type: ignore[no-any-return]
 
-    def _launched(self, place: int | None, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+    def _launched(self, place: int | None, form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
         uses = self.problem(form)
         shape = next(a.shape for use, a in zip(uses.reads, arrays, strict=True) if use.kind.is_elem)
         batches = [len(a) for use, a in zip(uses.reads, arrays, strict=True) if use.kind.by_batch]
@@ -147,7 +147,7 @@ class Calls(Forms):
             writes=tuple(use.name for use in uses.writes),
             beside=1 if place is None else math.prod(shape[place:-1]),
         )
-        results = jax.eval_shape(functools.partial(_by_position, self.formulas, form, scalars), *arrays)
+        results = jax.eval_shape(functools.partial(self.formulas, form, scalars), *arrays)
         if place is None:
             return tuple(target.launch(call, results, arrays))
         # Moved back to where its author's array has them, by the opposite of how they came: XLA leaves both out.
@@ -167,10 +167,6 @@ def _moved(use: TensorUse, array: Array, of: int = -1, to: int = -1) -> Array:
 def _takes_a_kernel(arrays: Sequence[Array]) -> bool:
     """Whether our kernels may run for these arrays, and store what is in them."""
     return all(array.size and array.dtype != np.float64 for array in arrays) and target.device() is not None
-
-
-def _by_position(run: Callable[..., Arrays], form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
-    return run(form, scalars, arrays)
 
 
 def _no_second(spec: str, primals: Any, tangents: Any) -> Any:  # noqa: ARG001
