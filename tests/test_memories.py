@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import normgen
-from normgen.operators.remembered import Remembered
+from normgen.operators.forms import Uses
 from normgen.program import source
 from normgen.program.source import problem_for
+from normgen.python.remembered import Remembered
 from normgen.schedule import legality, policy
 from normgen.spec.reader import load
 
@@ -23,12 +24,8 @@ UNBOUNDED = {
         "cuda/captured.py", "cuda/driver.py", "cuda/nvrtc.py", "export/header.py", "jax/functional.py",
         "measure/chains/matmul.py", "records/validity.py", "report/*", "suites/jobs.py", "torch/functional.py",
     },
-    "dtypes, and the forms of a spec's calls: which tensors are there, in which dtypes": {
-        "jax/calls.py", "operators/forms.py", "torch/calls.py",
-    },
-    "specs that are operators, which torch and JAX never forget": {
-        "jax/operators.py", "torch/along.py", "torch/operators.py",
-    },
+    "dtypes": {"jax/calls.py"},
+    "specs that are operators, which torch and JAX never forget": {"jax/operators.py", "torch/operators.py"},
     "kernels that an executable of XLA may call": {"jax/target.py"},
 }  # fmt: skip
 
@@ -82,15 +79,26 @@ def test_what_follows_from_a_problem_is_kept_of_the_last_1024_of_5000() -> None:
 
 
 def test_the_oldest_shape_makes_room_for_a_new_one() -> None:
-    known: Remembered[int, str] = Remembered()
+    known = Remembered()
     for shape in range(SHAPES):
         known[shape] = f"{shape}"
-    assert list(known) == list(range(SHAPES - known.MOST, SHAPES))
+    assert list(known) == list(range(SHAPES - known.most, SHAPES))
     known[SHAPES - 1] = "again"
-    assert (len(known), known[SHAPES - 1], known.get(0)) == (known.MOST, "again", None)
+    assert (len(known), known[SHAPES - 1], known.get(0)) == (4096, "again", None)
 
 
-def test_5000_shapes_leave_1024_calls_of_an_operator_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_once_is_made_again_when_it_was_forgotten() -> None:
+    known, made = Remembered(most=2), []
+
+    def double(number: int) -> int:
+        made.append(number)
+        return 2 * number
+
+    assert [known.once(double, number) for number in (1, 2, 1, 3, 1)] == [2, 4, 2, 6, 2]
+    assert made == [1, 2, 3, 1]
+
+
+def test_5000_shapes_leave_4096_entries_of_an_operator_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """In both directions; what a call computes is no matter here."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     import gc
@@ -106,14 +114,16 @@ def test_5000_shapes_leave_1024_calls_of_an_operator_of_torch(monkeypatch: pytes
     monkeypatch.setattr(TorchFunction, "__call__", nothing)
     text = 'name = "squared"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "x * x"\n'
     made = ng.operator(text)
-    before = [sum(type(o) is kind for o in gc.get_objects()) for kind in (Ready, Step)]
+    kinds = (Ready, Step, Uses)
+    before = [sum(type(o) is kind for o in gc.get_objects()) for kind in kinds]
     for cols in range(1, SHAPES + 1):
         y = made(torch.empty(1, cols, requires_grad=True))
         if cols % 4 == 0:
             y.backward(torch.empty(1, cols))
     del y
-    after = [sum(type(o) is kind for o in gc.get_objects()) for kind in (Ready, Step)]
-    calls, steps = (now - then for now, then in zip(after, before, strict=True))
-    assert 0 < steps <= 1024
-    assert 0 < calls <= 3 * 1024  # of the memory itself, and those that steps still hold, in both directions
-    assert len(made.operators.calls._ready) == 1024
+    after = [sum(type(o) is kind for o in gc.get_objects()) for kind in kinds]
+    calls, steps, uses = (now - then for now, then in zip(after, before, strict=True))
+    assert len(made.operators.calls.known) == 4096
+    assert 1024 < steps <= 4096 - 1024  # a call has a step and what is ready for it, every fourth a gradient too
+    assert 1024 < calls <= 4096
+    assert 0 < uses <= 4  # of each direction, and those that what was made before they were forgotten still holds

@@ -21,7 +21,7 @@ from normgen.operators.forms import Form, Forms
 from normgen.problem.problem import why_not_side_by_side
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role, Spec
-from normgen.traced.jax_formulas import JaxFunction, jax_function
+from normgen.traced.jax_formulas import jax_function
 
 Array = Any
 Arrays = tuple[Array, ...]
@@ -37,27 +37,27 @@ def name_of(dtype: Any) -> str:
 class Calls(Forms):
     """The calls of one spec. A seed is uint32 [2] here."""
 
+    trace = staticmethod(jax_function)
     without_gradient = "pass them through jax.lax.stop_gradient"
 
     def __init__(self, spec: Spec, *, deterministic: bool = False, stable_parameters: bool = False) -> None:
         super().__init__(spec)
         self._deterministic, self._stable = deterministic, stable_parameters
-        self.function = functools.cache(self._function)
-        self._mapped = functools.lru_cache(maxsize=1024)(self._made)  # one for each value of the scalars
 
     def run(self, form: Form, given: Mapping[str, Array], scalars: Scalars, place: int | None = None) -> Arrays:
         """The arrays that the problem of the form stores, in its order; `given` has what it reads, by name.
 
         place  where cols lie among the sizes of rows [.., cols], whose order is else that of memory; None: last
         """
-        return self._mapped(form, scalars, place)(*[given[use.name] for use in self.problem(form).reads])
+        made = self.known.once(self._made, form, scalars, place)  # one for each value of the scalars
+        return made(*[given[use.name] for use in self.problem(form).reads])
 
-    def formulas(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+    def formulas(self, form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
         """A call as operations of jax.numpy."""
         uses = self.problem(form)
         names = [name for name, _ in self.spec.scalars]
         given = dict(zip((use.name for use in uses.reads), arrays, strict=True))
-        found = self.function(form)(given, dict(zip(names, scalars, strict=True)))
+        found = uses.function(given, dict(zip(names, scalars, strict=True)))
         return tuple(found[use.name] for use in uses.writes)
 
     def dtypes(self, arrays: Sequence[Array | None]) -> tuple[str, ...]:
@@ -92,20 +92,18 @@ class Calls(Forms):
                 raise UsageError(f"'{read.name}' of '{self.spec.name}' is {wrong}", received=str(tuple(array.shape)))
         return first
 
-    def _function(self, form: Form) -> JaxFunction:
-        return jax_function(self.problem(form).problem)
-
     def _made(self, form: Form, scalars: Scalars, place: int | None) -> Callable[..., Arrays]:
         """The form's call: a kernel where it can, else the formulas; under vmap, rows of all at once."""
         uses = self.problem(form)
         if why_not_side_by_side(self.spec, uses.problem.tensors):
             place = None
 
+        formulas = functools.partial(self.formulas, form, scalars)
+        kernel = functools.partial(self._launched, place, form, scalars)
+
         def run(*arrays: Array) -> Arrays:
-            formulas = functools.partial(_by_position, self.formulas, form, scalars)
             if self.spec.has_inner or not _takes_a_kernel(arrays):
                 return formulas(*arrays)
-            kernel = functools.partial(_by_position, functools.partial(self._launched, place), form, scalars)
             found = lax.platform_dependent(*arrays, **{target.PLATFORM: kernel}, default=formulas)
             return tuple(found)
 
@@ -113,30 +111,23 @@ class Calls(Forms):
 
         def of_all(size: int, is_batched: Sequence[bool], *arrays: Array) -> tuple[Arrays, tuple[bool, ...]]:
             everywhere = (True,) * len(uses.writes)
-            if not self._is_one_call(form, is_batched):  # what no kernel does at once, XLA's do
+            apart = (use for use, batched in zip(uses.reads, is_batched, strict=True) if batched)
+            if not uses.is_one_call(apart):  # what no kernel does at once, XLA's do
                 axes = [0 if batched else None for batched in is_batched]
-                formulas = functools.partial(_by_position, self.formulas, form, scalars)
                 return jax.vmap(formulas, axes, axis_size=size)(*arrays), everywhere
             whole = [
                 _of_all(use, array, size, is_batched=batched)
                 for use, array, batched in zip(uses.reads, arrays, is_batched, strict=True)
             ]
-            return (mapped if place is None else self._mapped(form, scalars, place + 1))(*whole), everywhere
+            made = mapped if place is None else self.known.once(self._made, form, scalars, place + 1)
+            return made(*whole), everywhere
 
         mapped.def_vmap(of_all)
         last = jax.custom_jvp(mapped)
         last.defjvp(functools.partial(_no_second, self.spec.name))
         return last  # type: ignore[no-any-return]
 
-    def _is_one_call(self, form: Form, is_batched: Sequence[bool]) -> bool:
-        """Whether a call on the rows of all examples is what calls on the rows of each are."""
-        uses = self.problem(form)
-        apart = [use for use, batched in zip(uses.reads, is_batched, strict=True) if batched]
-        of_rows = (use.kind.by_row or (use.kind.by_batch and not use.kind.by_head) for use in apart)
-        by_row = all(of_rows) and all(u.kind.by_row for u in uses.writes)
-        return by_row and not self.function(form).numbers_rows
-
-    def _launched(self, place: int | None, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+    def _launched(self, place: int | None, form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
         uses = self.problem(form)
         shape = next(a.shape for use, a in zip(uses.reads, arrays, strict=True) if use.kind.is_elem)
         batches = [len(a) for use, a in zip(uses.reads, arrays, strict=True) if use.kind.by_batch]
@@ -156,7 +147,7 @@ class Calls(Forms):
             writes=tuple(use.name for use in uses.writes),
             beside=1 if place is None else math.prod(shape[place:-1]),
         )
-        results = jax.eval_shape(functools.partial(_by_position, self.formulas, form, scalars), *arrays)
+        results = jax.eval_shape(functools.partial(self.formulas, form, scalars), *arrays)
         if place is None:
             return tuple(target.launch(call, results, arrays))
         # Moved back to where its author's array has them, by the opposite of how they came: XLA leaves both out.
@@ -176,10 +167,6 @@ def _moved(use: TensorUse, array: Array, of: int = -1, to: int = -1) -> Array:
 def _takes_a_kernel(arrays: Sequence[Array]) -> bool:
     """Whether our kernels may run for these arrays, and store what is in them."""
     return all(array.size and array.dtype != np.float64 for array in arrays) and target.device() is not None
-
-
-def _by_position(run: Callable[..., Arrays], form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
-    return run(form, scalars, arrays)
 
 
 def _no_second(spec: str, primals: Any, tangents: Any) -> Any:  # noqa: ARG001

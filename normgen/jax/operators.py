@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 from normgen.errors import UsageError
 from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
 from normgen.jax.target import axes_of
-from normgen.operators.forms import Form, Lengths, axis_number, is_of_rows, returned, spec_of_operator, writes_of
-from normgen.operators.signature import Beside, as_called, functions_of
+from normgen.operators.forms import Form, Lengths, axis_number, is_of_rows, returned, spec_of_operator
+from normgen.operators.operator import OperatorOf, picked
+from normgen.operators.signature import Beside
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Kind, Role, Spec, Tensor
@@ -40,7 +40,7 @@ class _Kept:
     varies: tuple[frozenset[str], ...]
 
 
-class Operator:
+class Operator(OperatorOf):
     """An operation on JAX's arrays, with its gradient; call it as `function`, whose arguments it documents.
 
     Arrays of rows are [.., cols], or [.., inner], of any leading sizes, 0 too. A product of matrices is XLA's on every
@@ -69,55 +69,35 @@ class Operator:
         beside: Beside | None = None,
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
-        self.spec, self._name, self._takes = spec, name or spec.name, takes or {}
-        self.returns = returned(spec, returns)
-        self._writes = writes_of(spec, self.returns)
-        calls = self._calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters)
-        self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
-        self._of_plain = tuple(self._writes.plainly.index(output) for output in self.returns)
-        self._of_saving = tuple(self._writes.saving.index(output) for output in self.returns)
-        self._differentiable = functools.lru_cache(maxsize=1024)(self._with_gradient)  # of shapes and scalars
-        self.function, self._bound = functions_of(
-            spec,
-            calls.reads,
-            self._checked,
-            name=name or spec.name,
-            takes=takes or {},
+        self._calls: Calls
+        names = returned(spec, returns)
+        super().__init__(
+            Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters),
+            names,
+            name=name,
+            takes=takes,
+            beside=beside,
             defaults=defaults or {},
             options={"dtype": None, "axis": -1},
             module="normgen.jax",
-            says=f"Returns {', '.join(self.returns)}.",
-            beside=beside,
+            says=f"Returns {', '.join(names)}.",
         )
-        self.function.operator = self  # type: ignore[attr-defined]
-        self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
+        self._elems = tuple(i for i, t in enumerate(self._calls.reads) if is_of_rows(t.kind))
         called = functools.partial(self._called)
         called.__name__ = self.function.__name__  # type: ignore[attr-defined]  # what a jaxpr shows
         self._jitted = jax.jit(called, static_argnums=(1, 2, 3))
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.function(*args, **named)
-
-    def _checked(self, *given: Any) -> Any:
-        try:
-            return self._run(*given)
-        except UsageError as error:
-            raise as_called(error, self.spec, self._name, self._takes) from error
-
-    def __repr__(self) -> str:
-        return f"<normgen operator {self.function.__name__}: {self.spec.summary}>"
-
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as operations of jax.numpy, in float32 inside (float64 for float64), with all derivatives."""
-        *given, axis = self._bound(*args, **named)
+        *given, axis = self.bound(*args, **named)
         arrays, scalars, out = self._taken(*given)
         place = self._place(arrays, axis)
         arrays = self._rows(arrays, place)
         self._calls.checked(arrays)
         form = self._form(self._writes.plainly, arrays, out)
         given = dict(zip((t.name for t in self._calls.reads), arrays, strict=True))
-        found = self._calls.formulas(form, scalars, [given[use.name] for use in self._calls.problem(form).reads])
-        return self._back(_picked(self._ordered(form, found), self._of_plain), place)
+        found = self._calls.formulas(form, scalars, *[given[use.name] for use in self._calls.problem(form).reads])
+        return self._back(picked(self._ordered(form, found), self._of_plain), place)
 
     def _run(self, arrays: Sequence[Any], scalars: Sequence[Any], dtype: Any, axis: int) -> Any:
         taken = self._taken(arrays, scalars, dtype)
@@ -184,7 +164,8 @@ class Operator:
         arrays = self._rows(arrays, lies)
         self._calls.checked(arrays)
         places = tuple(place for place, array in enumerate(arrays) if array is not None)
-        found = self._differentiable(places, scalars, out, lies)(*[arrays[place] for place in places])
+        made = self._calls.known.once(self._with_gradient, places, scalars, out, lies)
+        found = made(*[arrays[place] for place in places])
         return self._back(found, lies)
 
     def _with_gradient(self, places: Places, scalars: Scalars, out: str, lies: int | None) -> Callable[..., Any]:
@@ -199,7 +180,7 @@ class Operator:
             return tuple(there.get(place) for place in range(len(reads)))
 
         def run(*values: Array) -> Any:
-            return _picked(self._forward(self._writes.plainly, whole(values), scalars, out, lies), self._of_plain)
+            return picked(self._forward(self._writes.plainly, whole(values), scalars, out, lies), self._of_plain)
 
         def forward(*primals: Any) -> tuple[Any, Any]:
             arrays = whole([primal.value for primal in primals])
@@ -226,7 +207,7 @@ class Operator:
             saved = {name: known[name] for name in self._calls.saved(form)}
             self._require_gradients(form)
             lengths = self._calls.lengths(arrays) if self.spec.has_inner else None
-            return _picked(results, self._of_saving), (kept, saved, _Like(first, lengths))
+            return picked(results, self._of_saving), (kept, saved, _Like(first, lengths))
 
         def backward(residual: Any, cotangents: Any) -> tuple[Any, ...]:
             if residual is None:
@@ -339,11 +320,6 @@ def _words(name: str, value: Any) -> Array:
     raise UsageError(f"'{name}' is a seed: a whole number, a key, or uint32 [2]", received=received)
 
 
-def _picked(results: Arrays, places: Places) -> Any:
-    """Of what was written, what is returned: one by itself, several as a tuple."""
-    return results[places[0]] if len(places) == 1 else tuple(results[place] for place in places)
-
-
 def operator(
     op: str | Path | Spec,
     *,
@@ -359,9 +335,8 @@ def operator(
 
     Raises SpecError, or UsageError for a name that is not known.
     """
-    return _made(spec_of_operator(op), None if returns is None else tuple(returns), deterministic, stable_parameters)
+    names = None if returns is None else tuple(returns)
+    return _made(spec_of_operator(op), returns=names, deterministic=deterministic, stable_parameters=stable_parameters)
 
 
-@functools.cache
-def _made(spec: Spec, returns: tuple[str, ...] | None, deterministic: bool, stable_parameters: bool) -> Operator:
-    return Operator(spec, returns=returns, deterministic=deterministic, stable_parameters=stable_parameters)
+_made = functools.cache(Operator)

@@ -6,10 +6,10 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from normgen.errors import NormgenError, UsageError, did_you_mean
 from normgen.problem.problem import Problem
@@ -17,6 +17,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, by_role
 from normgen.program.source import problem_for
 from normgen.python.arguments import is_truth, scalar_of
+from normgen.python.remembered import Remembered
 from normgen.spec.checks import compared_with_whole, equal_to_whole
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import READ, Kind, Spec, Tensor
@@ -38,27 +39,39 @@ class Form:
     dtypes: tuple[str, ...]
     out: str
 
-    def __hash__(self) -> int:
-        return self._hash
 
-    @functools.cached_property
-    def _hash(self) -> int:  # asked for in every backward call
-        return hash((self.direction, self.written, self.gradients, self.dtypes, self.out))
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Uses:
-    """The problem of a form: what it reads and stores, in the order of a handle's arguments and results."""
+    """The problem of a form: what it reads and stores, in the order of a handle's arguments and results.
 
+    rows   places of the row inputs in `reads`
+    trace  makes a function of the framework's arrays of a problem
+    """
+
+    form: Form
     problem: Problem
     reads: tuple[TensorUse, ...]
     writes: tuple[TensorUse, ...]
+    rows: tuple[int, ...]
     dtypes: Mapping[str, str]
     present: tuple[str, ...]
+    trace: Callable[[Problem], Any]
+
+    @functools.cached_property
+    def function(self) -> Any:
+        """The formulas, on the framework's arrays."""
+        return self.trace(self.problem)
+
+    def is_one_call(self, apart: Iterable[TensorUse]) -> bool:
+        """Whether a call on the rows of all examples is what calls on the rows of each are.
+
+        apart  what is another one in each example; heads are counted by the last sizes of rows, so they cannot be
+        """
+        of_rows = all(use.kind.by_row or (use.kind.by_batch and not use.kind.by_head) for use in apart)
+        return of_rows and all(use.kind.by_row for use in self.writes) and not self.function.numbers_rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Writes:
+class Writes(NamedTuple):
     """What an operator's forward kernels write.
 
     outputs  those that are not optional or are returned
@@ -78,7 +91,7 @@ def writes_of(spec: Spec, returns: Collection[str]) -> Writes:
     kept = tuple(t.name for t in spec.statistics if not t.optional or t.name in returns)
     saving = (*outputs, *(t.name for t in spec.statistics if t.name in (*kept, *spec.saved)))
     saved = tuple(name for name in saving if name in (*outputs, *spec.saved))
-    return Writes(outputs=outputs, plainly=(*outputs, *kept), saving=saving, saved=saved)
+    return Writes(outputs, (*outputs, *kept), saving, saved)
 
 
 def is_of_rows(kind: Kind) -> bool:
@@ -143,10 +156,14 @@ class Forms:
 
     reads   the tensors it reads, in the order of a handle's arguments
     labels  the scalars that labels are held to
+    known   all that is remembered of calls: what follows from a form, and what computes a call
+    trace   as in `Uses`, the framework's
     """
 
+    trace: ClassVar[Any]
+
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+        self.spec, self.known = spec, Remembered()
         self._compared, self.labels = compared_with_whole(spec), equal_to_whole(spec)
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
         self._first = next(i for i, t in enumerate(self.reads) if is_of_rows(t.kind))
@@ -154,7 +171,10 @@ class Forms:
         sized = () if spec.has_inner else ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
         self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
         self._grouped = tuple((i, t) for i, t in enumerate(self.reads) if t.group)
-        self.problem = functools.cache(self._problem)
+
+    def problem(self, form: Form) -> Uses:
+        """What a form's call reads and stores."""
+        return self.known.once(self._problem, form)
 
     def scalars(self, values: Iterable[Any]) -> tuple[float, ...]:
         """The numbers of a call's scalars. Raises UsageError for what is none, as a handle does."""
@@ -244,12 +264,16 @@ class Forms:
             gradients=form.gradients or None,
         )
         order = [name for name, memory in problem.results.items() if name == memory]
+        reads = tuple(t for t in problem.tensors if not t.is_written)
         return Uses(
+            form=form,
             problem=problem,
-            reads=tuple(t for t in problem.tensors if not t.is_written),
+            reads=reads,
             writes=tuple(problem.tensor(name) for name in order),
+            rows=tuple(i for i, use in enumerate(reads) if use.is_row_input),
             dtypes=named,
             present=tuple(name for name in optional if name in there),
+            trace=self.trace,
         )
 
 

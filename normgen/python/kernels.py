@@ -30,6 +30,7 @@ from normgen.python.arguments import (
     scalar_of,
 )
 from normgen.python.executor import Memory, executor_for
+from normgen.python.remembered import Remembered
 from normgen.python.repeat import Launchable, Launched, is_readable
 from normgen.schedule.schedule import Schedule
 from normgen.spec.checks import compared_with_whole, equal_to_whole
@@ -88,8 +89,7 @@ class Kernel:
         self._writes = tuple(t for t in problem.passed_tensors if t.is_written)
         outputs = [t.name for t in sorted(self._writes, key=lambda t: not t.kind.is_elem)]
         self._first_output = outputs[0] if outputs else ""
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._admitted: set[tuple[Any, ...]] = set()
+        self._known = Remembered(256)  # layouts of calls: their plans, and those of inputs that were admitted
         self._workspaces: dict[int, Memory] = {}
         self._captured: dict[tuple[int, int], Memory] = {}
         self._lock = threading.Lock()
@@ -207,7 +207,7 @@ class Kernel:
         key = tuple(
             (name, v.shape, v.strides, v.dtype, v.device, v.readonly, v.pointer & 127) for name, v in views.items()
         )
-        found = self._plans.get(key)
+        found: _Plan | None = self._known.get(key)
         if found is None:
             sm_count = self._executor.sm_count
             placed = self._placed(views)
@@ -228,9 +228,7 @@ class Kernel:
                 reaches={name: self._expected[name].reach(place) for name, place in placed.items()},
                 misfit=misfit(self.problem, self.schedule, views, placed),
             )
-            if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
-                self._plans.clear()
-            self._plans[key] = found
+            self._known[key] = found
         return found
 
     def _placed(self, views: Mapping[str, ArrayView]) -> dict[str, Placed]:
@@ -240,11 +238,9 @@ class Kernel:
     def _admit(self, views: Mapping[str, ArrayView]) -> None:
         """Refuse inputs that do not fit before outputs of their rows are allocated: of 2^31 rows there is no memory."""
         key = tuple((v.shape, v.strides, v.dtype, v.device) for v in views.values())
-        if key not in self._admitted:
+        if key not in self._known:
             self._common_rows(self._placed(views))
-            if len(self._admitted) > 256:  # as of plans
-                self._admitted.clear()
-            self._admitted.add(key)
+            self._known[key] = True
 
     def _common_rows(self, placed: Mapping[str, Placed]) -> int:
         counts = {name: place.rows for name, place in placed.items() if place.rows is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from normgen.dtypes import DTYPES
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.operators.forms import Form, Forms, Lengths, Uses, lengths_of
 from normgen.operators.launch import band, handle
-from normgen.operators.remembered import Remembered
 from normgen.problem.problem import Problem, why_not_side_by_side
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
@@ -28,6 +26,11 @@ Value = Any  # a tensor
 Values = tuple[Value, ...]
 
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
+
+
+def dtypes_of(tensors: Sequence[Value | None]) -> tuple[Any, ...]:
+    """torch's dtypes; None of an absent tensor."""
+    return tuple([None if t is None else t.dtype for t in tensors])
 
 
 def name_of(dtype: Any) -> str:
@@ -45,6 +48,7 @@ def name_of(dtype: Any) -> str:
 class Calls(Forms):
     """The calls of one spec."""
 
+    trace = staticmethod(torch_function)
     without_gradient = "detach them, or call it under torch.no_grad()"
 
     def __init__(
@@ -58,28 +62,30 @@ class Calls(Forms):
         super().__init__(spec)
         self._deterministic, self._stable, self._any_rows = deterministic, stable_parameters, any_rows
         self.has_totals = any(t.kind is Kind.SCALAR for t in spec.outputs)
-        self._ready: Remembered[tuple[Any, ...], Ready] = Remembered()
-        self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
-        self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.is_row_input])
 
-    def forward(self, written: tuple[str, ...], tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Values:
-        """The written tensors, in the problem's order. `tensors` in the order of `reads`, None for an absent one."""
-        return self.prepared(written, tensors, dtype)(tensors, scalars)
+    def forward(self, written: tuple[str, ...], dtypes: tuple[Any, ...], dtype: Any) -> Uses:
+        """What a forward call of tensors with these dtypes of torch's reads and stores."""
+        return self.known.once(self._forward, written, dtypes, dtype)
+
+    def _forward(self, written: tuple[str, ...], dtypes: tuple[Any, ...], dtype: Any) -> Uses:
+        named = tuple("" if one is None else name_of(one) for one in dtypes)
+        return self.problem(Form(direction=Direction.FORWARD, written=written, dtypes=named, out=name_of(dtype)))
 
     def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any, *, by_layout: bool = False) -> Ready:
         """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit.
 
+        tensors    in the order of `reads`, None for an absent one
         by_layout  rows whose elements lie apart stay where they are, and so do those of the results: else both are
                    contiguous, as a compiler takes them to be
         """
-        first = self.checked(tensors)
+        first, dtypes = self.checked(tensors), dtypes_of(tensors)
         sizes = self._sizes(first, self.lengths(tensors) if self.spec.has_inner else None)
         apart = apart_of(first) if by_layout else None
-        key = (written, dtype, self.in_order(), apart, *sizes, *[None if t is None else t.dtype for t in tensors])
-        found = self._ready.get(key)
+        key = (written, dtype, self.in_order(), apart, *sizes, *dtypes)
+        found: Ready | None = self.known.get(key)
         if found is None:
-            form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
-            found = self._ready[key] = self._made(form, first, tensors, apart)
+            uses = self.forward(written, dtypes, dtype)
+            found = self.known[key] = self._made(uses, first, tensors, apart)
         return found
 
     def in_order(self) -> bool:
@@ -87,54 +93,53 @@ class Calls(Forms):
         return self.has_totals and torch.are_deterministic_algorithms_enabled()
 
     def backward(
-        self, form: Form, given: Sequence[Value | None], scalars: tuple[float, ...], *, by_layout: bool = False
+        self, uses: Uses, given: Sequence[Value | None], scalars: tuple[float, ...], *, by_layout: bool = False
     ) -> Values:
-        """The gradients that the problem of the form stores, in its order.
+        """The gradients that the problem stores, in its order.
 
         `given` in the order of what it reads; the gradient of an output that is not there, None, is 0. `by_layout`: as
         in `prepared`.
         """
         tensors: tuple[Value, ...] = tuple(given)
         if any(tensor is None for tensor in given):
-            first = next(given[i] for i in self._rows(form) if given[i] is not None)
-            names = self.problem(form).reads
-            lengths = self._lengths_of(names, given)
+            first = next(given[i] for i in uses.rows if given[i] is not None)
+            lengths = self._lengths_of(uses.reads, given)
             tensors = tuple(
-                _zeros(use, first, lengths) if t is None else t for use, t in zip(names, given, strict=True)
+                _zeros(use, first, lengths) if t is None else t for use, t in zip(uses.reads, given, strict=True)
             )
-        return self.behind(form, tensors, by_layout=by_layout)(tensors, scalars)
+        return self.behind(uses, tensors, by_layout=by_layout)(tensors, scalars)
 
-    def behind(self, form: Form, tensors: Values, *, by_layout: bool = False) -> Ready:
+    def behind(self, uses: Uses, tensors: Values, *, by_layout: bool = False) -> Ready:
         """What computes a backward call of these tensors, as `backward` takes them, all of them there."""
-        first = tensors[self._rows(form)[0]]
-        sizes = self._sizes(first, self._lengths_of(self.problem(form).reads, tensors))
-        apart = next((a for i in self._rows(form) if (a := apart_of(tensors[i]))), None) if by_layout else None
-        key = (form, torch.are_deterministic_algorithms_enabled(), apart, *sizes, *[t.dtype for t in tensors])
-        found = self._ready.get(key)
+        first = tensors[uses.rows[0]]
+        sizes = self._sizes(first, self._lengths_of(uses.reads, tensors))
+        apart = next((a for i in uses.rows if (a := apart_of(tensors[i]))), None) if by_layout else None
+        key = (uses, torch.are_deterministic_algorithms_enabled(), apart, *sizes, *[t.dtype for t in tensors])
+        found: Ready | None = self.known.get(key)
         if found is None:
-            found = self._ready[key] = self._made(form, first, tensors, apart)
+            found = self.known[key] = self._made(uses, first, tensors, apart)
         return found
 
-    def like(self, form: Form, given: Mapping[str, Value]) -> Values:
-        """New tensors of the shapes and dtypes that a call of this form returns."""
-        uses = self.problem(form)
-        here = [given[use.name] for use in uses.reads if given.get(use.name) is not None]
-        first = next(given[u.name] for u in uses.reads if u.is_row_input and given.get(u.name) is not None)
-        lengths = self._lengths_of(uses.reads, [given.get(u.name) for u in uses.reads])
-        is_double = any(t.dtype == torch.float64 for t in here)
+    def like(self, uses: Uses, given: Mapping[str, Value]) -> Values:
+        """New tensors of the shapes and dtypes that a call returns. UsageError where a forward call does not fit."""
+        if uses.form.direction is Direction.FORWARD:
+            self.checked([given.get(read.name) for read in self.reads])
+        tensors = [given.get(use.name) for use in uses.reads]
+        first: Value = next(tensors[i] for i in uses.rows if tensors[i] is not None)
+        lengths = self._lengths_of(uses.reads, tensors)
+        is_double = any(t is not None and t.dtype == torch.float64 for t in tensors)
         batches = 1 if lengths else batches_of(uses.reads, given, (first.shape[-1], 0))
         return tuple(
             first.new_empty(_shape(u, first, lengths, batches), dtype=_torch_dtype(u, is_double=is_double))
             for u in uses.writes
         )
 
-    def formulas(self, form: Form, tensors: Values, scalars: tuple[float, ...]) -> Values:
+    def formulas(self, uses: Uses, tensors: Values, scalars: tuple[float, ...]) -> Values:
         """A forward call as torch's own operations."""
-        function = self.function(form)
         self.checked(tensors)
         given = {t.name: v for t, v in zip(self.reads, tensors, strict=True) if v is not None}
-        found = function(given, self.by_name(scalars))
-        return tuple(found[use.name] for use in self.problem(form).writes)
+        found = uses.function(given, self.by_name(scalars))
+        return tuple(found[use.name] for use in uses.writes)
 
     def by_name(self, scalars: tuple[Any, ...]) -> dict[str, Any]:
         """The numbers of a call's scalars by name; those that a compiler has symbols for stay symbols.
@@ -147,7 +152,7 @@ class Calls(Forms):
 
     def of_all(
         self,
-        form: Form,
+        uses: Uses,
         given: Mapping[str, tuple[Value | None, int | None]],
         size: int,
         kernel: Callable[[Mapping[str, Value | None]], Values],
@@ -158,8 +163,7 @@ class Calls(Forms):
 
         given  name -> the tensor, and which of its sizes counts examples: None, it is every example's
         """
-        uses = self.problem(form)
-        if not size or not self._is_one_call(form, [u for u in uses.reads if given[u.name][1] is not None]):
+        if not size or not uses.is_one_call(u for u in uses.reads if given[u.name][1] is not None):
             each = [
                 kernel({name: t if dim is None or t is None else t.select(dim, i) for name, (t, dim) in given.items()})
                 for i in range(size)
@@ -170,15 +174,6 @@ class Calls(Forms):
         rows = (first if at is None else first.select(at, 0)).shape[:-1]
         found = kernel({use.name: _of_all(use, *given[use.name], size) for use in uses.reads})
         return tuple(t.reshape(size, *rows, *t.shape[1:]) for t in found)
-
-    def _is_one_call(self, form: Form, apart: Sequence[TensorUse]) -> bool:
-        """Whether a call on the rows of all examples is what calls on the rows of each are."""
-        by_row = all(use.kind.by_row or use.kind.by_batch for use in apart)
-        by_row = by_row and all(use.kind.by_row for use in self.problem(form).writes)
-        return by_row and not self.function(form).numbers_rows
-
-    def dtypes(self, tensors: Values) -> tuple[str, ...]:
-        return tuple("" if t is None else name_of(t.dtype) for t in tensors)
 
     def _lengths_of(self, uses: Sequence[TensorUse], tensors: Sequence[Value | None]) -> Lengths | None:
         """Of tensors that are known to agree; None where the first tensor of rows says all."""
@@ -191,14 +186,13 @@ class Calls(Forms):
         cols, rows, *others = _whole(first, lengths)
         return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows)), *others
 
-    def _made(self, form: Form, first: Value, tensors: Sequence[Value], apart: tuple[int, int] | None = None) -> Ready:
-        uses = self.problem(form)
+    def _made(self, uses: Uses, first: Value, tensors: Sequence[Value], apart: tuple[int, int] | None = None) -> Ready:
         if self._any_rows or why_not_side_by_side(self.spec, uses.problem.tensors):
             apart = None
         here = [t for t in tensors if t is not None]
         is_kernel = bool(first.numel()) and takes_a_kernel(first, here)
-        if is_kernel and self.spec.has_inner and form.direction is Direction.BACKWARD:
-            groups = self._kernels_of(form)
+        if is_kernel and self.spec.has_inner and uses.form.direction is Direction.BACKWARD:
+            groups = self._kernels_of(uses)
             if len(groups) > 1:
                 return self._apart(groups, uses, tensors)
             is_kernel = _has_kernel(uses.problem)
@@ -210,19 +204,19 @@ class Calls(Forms):
         chosen = self._deterministic
         made: Kernel | TorchFunction
         if not (rows and is_kernel):
-            made = self.function(form)
+            made = uses.function
         else:
             try:
                 made = handle(
                     self.spec,
-                    form.direction,
+                    uses.form.direction,
                     rows=rows,
                     cols=cols,
                     inner=lengths.inner if lengths else 0,
                     batches=lengths.batches if lengths else 0,
                     dtypes=uses.dtypes,
                     present=uses.present,
-                    gradients=form.gradients,
+                    gradients=uses.form.gradients,
                     deterministic=torch.are_deterministic_algorithms_enabled() if chosen is None else chosen,
                     stable_parameters=self._stable,
                     device=first.get_device(),
@@ -232,24 +226,24 @@ class Calls(Forms):
             except NothingValidError:  # rows side by side whose sums of columns no block holds: they are copied
                 if not apart:
                     raise
-                return self._made(form, first, tensors)
+                return self._made(uses, first, tensors)
         if apart and isinstance(made, Kernel):
             return SideBySide(made, uses, self.by_name, tensors, lies=apart)
         return Ready(made, uses, self.by_name, tensors)
 
-    def _kernels_of(self, form: Form) -> list[Form]:
-        """The forms that a backward pass of products is made of: one for each kernel's gradient, one for the rest."""
-        alone = [replace(form, gradients=(use.of,)) for use in self.problem(form).writes]
-        made = [one for one in alone if _has_kernel(self.problem(one).problem)]
-        rest = tuple(one.gradients[0] for one in alone if one not in made)
-        return [*made, *([replace(form, gradients=rest)] if rest else [])]
+    def _kernels_of(self, uses: Uses) -> list[Uses]:
+        """What a backward pass of products is made of: a kernel for each gradient that has one, and the rest."""
+        alone = [self.problem(replace(uses.form, gradients=(use.of,))) for use in uses.writes]
+        made = [one for one in alone if _has_kernel(one.problem)]
+        rest = tuple(one.form.gradients[0] for one in alone if one not in made)
+        return [*made, *([self.problem(replace(uses.form, gradients=rest))] if rest else [])]
 
-    def _apart(self, groups: Sequence[Form], uses: Uses, tensors: Sequence[Value]) -> Apart:
+    def _apart(self, groups: Sequence[Uses], uses: Uses, tensors: Sequence[Value]) -> Apart:
         given = dict(zip((use.name for use in uses.reads), tensors, strict=True))
         parts = []
-        for form in groups:
-            reads = [use.name for use in self.problem(form).reads]
-            found = self._made(form, given[reads[self._rows(form)[0]]], [given[name] for name in reads])
+        for one in groups:
+            reads = [use.name for use in one.reads]
+            found = self._made(one, given[reads[one.rows[0]]], [given[name] for name in reads])
             parts.append((found, [list(given).index(name) for name in reads]))
         return Apart(parts, [use.name for use in uses.writes])
 
@@ -338,10 +332,9 @@ class SideBySide(Ready):
         lies: tuple[int, int],
     ) -> None:
         super().__init__(made, uses, by_name, tensors)
-        self._kernel, self._lies, self._place = made, lies, lies[0]
+        self._kernel, self._lies = made, lies
         self._kinds = self._kinds_of(self._given(tensors))
-        written = [use.kind.is_elem for use in uses.writes]
-        self._moves = written
+        self._moves = [use.kind.is_elem for use in uses.writes]
 
     def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
         given = [
@@ -352,7 +345,7 @@ class SideBySide(Ready):
         results = results if type(results) is tuple else (results,)
         results = results if self._own is None else [results[i] for i in self._own]
         return tuple(
-            [r.movedim(self._place, -1) if moves else r for r, moves in zip(results, self._moves, strict=True)]
+            [r.movedim(self._lies[0], -1) if moves else r for r, moves in zip(results, self._moves, strict=True)]
         )
 
     def repeated(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Any:
@@ -369,7 +362,7 @@ class SideBySide(Ready):
 
     def _in_memory(self, tensor: Value) -> Value:
         """[.., cols, ..] in the order of memory; a copy of one that lies otherwise."""
-        moved = tensor.movedim(-1, self._place)
+        moved = tensor.movedim(-1, self._lies[0])
         return moved if apart_of(tensor) == self._lies else moved.contiguous()
 
 
@@ -456,7 +449,7 @@ def _regular(tensor: Value, *, is_matrix: bool) -> Value:
 
 def _of_all(use: TensorUse, tensor: Value | None, dim: int | None, size: int) -> Value | None:
     """Rows, or batches, of every example one behind the other: [rows, ..], [batches, cols]; else as it is."""
-    if tensor is None or not (use.kind.by_row or use.kind.by_batch):
+    if tensor is None or use.kind.by_head or not (use.kind.by_row or use.kind.by_batch):
         return tensor
     every = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return every.reshape(-1, *every.shape[every.ndim - use.kind.width_axes :])

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from normgen.operators.forms import is_of_rows
-from normgen.operators.remembered import Remembered
 from normgen.torch.calls import Ready, Value, Values, apart_of, as_wide
 from normgen.torch.library import Kept, Operators, no_second
 
@@ -76,11 +75,11 @@ class Step:
         assert kept is not None
         for tensor in given:
             if tensor is None:  # its output was not used
-                return self.calls.backward(kept.form, given, scalars)
+                return self.calls.backward(kept.uses, given, scalars)
         is_deterministic = _is_deterministic()
         ready = self._behind.get(is_deterministic)
         if ready is None:
-            ready = self._behind[is_deterministic] = self.calls.behind(kept.form, given, by_layout=True)
+            ready = self._behind[is_deterministic] = self.calls.behind(kept.uses, given, by_layout=True)
         found = ready.repeated(given, scalars)
         if found is NotImplemented:
             return ready(given, scalars)
@@ -99,8 +98,7 @@ class Eager:
         self.operators, self._places, self._in_float32 = operators, places, in_float32
         self._first = next(i for i, t in enumerate(operators.calls.reads) if is_of_rows(t.kind))
         self._has_totals = operators.calls.has_totals
-        self._likely: Remembered[Any, Step] = Remembered()
-        self._steps: Remembered[Any, Step] = Remembered()
+        self._known = operators.calls.known
 
     def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, reduced: Reduced | None = None) -> Any:
         """What is returned; NotImplemented where somebody may be looking on: subclasses, modes, transforms."""
@@ -114,12 +112,12 @@ class Eager:
         likely: tuple[Any, ...]
         if _is_grad_enabled():
             needs = [tensor is not None and tensor.requires_grad for tensor in tensors]
-            likely = (first.shape, dtype, autocast, kinds, *needs)
+            likely = (self, first.shape, dtype, autocast, kinds, *needs)
         else:
-            likely = (first.shape, dtype, autocast, kinds)
+            likely = (self, first.shape, dtype, autocast, kinds)
         if self._has_totals:
             likely = (*likely, self.operators.calls.in_order())
-        step = self._likely.get(likely)
+        step: Step | None = self._known.get(likely)
         results = NotImplemented if step is None else step.ready.repeated(tensors, scalars)
         if results is NotImplemented:
             tensors = as_wide(tensors, dtype)  # of what is remembered nothing is float64
@@ -138,14 +136,14 @@ class Eager:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
         facts = [None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors]
         key = (likely, apart_of(tensors[self._first]), *facts)
-        found = self._steps.get(key)
+        found: Step | None = self._known.get(key)
         if found is None:
             found = self._made(
                 tensors, self.operators.dtype(tensors, in_float32=self._in_float32) if dtype is None else dtype
             )
-            self._steps[key] = found
+            self._known[key] = found
         if found.ready.is_kernel:
-            self._likely[likely] = found
+            self._known[likely] = found
         return found
 
     def _made(self, tensors: Values, dtype: Any) -> Step:

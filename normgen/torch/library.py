@@ -8,20 +8,19 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._decomp import register_decomposition
 
 from normgen.errors import UsageError
-from normgen.operators.forms import Form, is_of_rows, writes_of
-from normgen.operators.remembered import Remembered
-from normgen.operators.schema import DTYPE, forward_schema, operator_name
+from normgen.operators.forms import Form, Uses, is_of_rows, writes_of
+from normgen.operators.schema import forward_schema, operator_name
 from normgen.problem.question import Direction
 from normgen.spec.spec import Kind, Spec
 from normgen.torch import sharding
-from normgen.torch.calls import Calls, Ready, Values, name_of
+from normgen.torch.calls import Calls, Ready, Values, dtypes_of, name_of
 from normgen.torch.choosing import least_elements
 from normgen.torch.inductor import lower
 
@@ -33,7 +32,7 @@ _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
 class Kept:
     """What a call keeps for its backward pass, and where that pass finds what it takes and returns.
 
-    form            of the backward pass
+    uses            of the backward pass
     saved           names of what is saved
     places          of what is saved, among the call's tensors and then its results
     statistics      likewise, of the results that have no gradient
@@ -43,13 +42,68 @@ class Kept:
                     one number, [batches, 1, cols]
     """
 
-    form: Form
+    uses: Uses
     saved: tuple[str, ...]
     places: Sequence[int]
     statistics: Sequence[int]
     reads: Sequence[int]
     returned: Sequence[int | None]
     shaped: Sequence[int]
+
+
+@dataclass(kw_only=True)
+class Body:
+    """One of torch's operators, on tensors of rows [.., cols].
+
+    names   of its tensors; `elem`: which of them are of rows and columns
+    split   (arguments) -> what the call reads and writes, its tensors by name, and its scalars
+    run     (arguments, axis=None) -> the results; with an axis, rows lie along it and so do those of the results
+    gives   (arguments) -> which of its results are of rows and columns
+    packed  what it returns, of results
+    op      it, once it is defined
+    """
+
+    calls: Calls
+    schema: str
+    names: Sequence[str]
+    elem: Sequence[bool]
+    split: Callable[[Sequence[Any]], tuple[Uses, Mapping[str, Any], tuple[float, ...]]]
+    run: Callable[..., Any]
+    gives: Callable[[Sequence[Any]], Sequence[bool]]
+    packed: Callable[[Sequence[Any]], Any]
+    op: Any = field(default=None, init=False)
+
+    def like(self, *args: Any) -> Any:
+        """New tensors of the shapes and dtypes of the results."""
+        return self.packed(self.calls.like(*self.split(args)[:2]))
+
+    def of_all(self, info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+        """The rule of torch's vmap."""
+        uses, given, _ = self.split(args)
+        dims = dict(zip(self.names, in_dims, strict=False))
+
+        def kernel(whole: Mapping[str, Any]) -> Values:
+            found = self.op(*(whole.get(name, given[name]) for name in self.names), *args[len(self.names) :])
+            return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+        reads = {use.name: (given[use.name], dims[use.name]) for use in uses.reads}
+        found = self.calls.of_all(uses, reads, info.batch_size, kernel)
+        return self.packed(found), self.packed((0,) * len(found))
+
+    def defined(self, name: str) -> Any:
+        """The operator, registered by this name. Raises UsageError where another library has that name."""
+        if hasattr(torch.ops.normgen, name):
+            rule = f"the operator normgen::{name} is registered once a process"
+            hint = "import normgen.torch before such a library, or build it with -DNORMGEN_TORCH_NAMESPACE=name"
+            raise UsageError(rule, received="a library of `normgen export --torch-stable` that has it too", hint=hint)
+        _LIBRARY.define(name + self.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for backend in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, self.run, backend)
+        torch.library.register_fake(f"normgen::{name}", self.like, lib=_LIBRARY)
+        torch.library.register_vmap(f"normgen::{name}", self.of_all, lib=_LIBRARY)
+        self.op = getattr(torch.ops.normgen, name).default
+        self.op.direct = self.run  # what a compiled program calls
+        return self.op
 
 
 class Operators:
@@ -66,26 +120,45 @@ class Operators:
         spec = calls.spec
         self.calls, self.base = calls, base
         self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
-        writes = writes_of(spec, returns)
-        self.outputs, self.plainly, self.written, self.saved = (
-            writes.outputs,
-            writes.plainly,
-            writes.saving,
-            writes.saved,
-        )
+        self.outputs, self.plainly, self.written, self.saved = writes_of(spec, returns)
         self._takes = tuple(t.name for t in calls.reads)
-        self._kept: dict[Any, Kept] = {}
-        self.backward = self._backward(f"{base}_backward")
-        self.saving = self._forward(f"{base}_saving", self.written)
-        with_gradient(f"{base}_saving", self._gradients, self.set_up)
-        self.plain = self.saving if self.plainly == self.written else self._forward(base, self.plainly)
-        if self.plain is not self.saving:
-            error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
-            without_gradient(self.plain, len(self._takes), error)
+        self._kinds = {t.name: t.kind.is_elem for t in spec.tensors}
+        self.backward_takes = (*(f"d{output}" for output in self.outputs), *self._takes, *self.saved)
+        self.bodies = (
+            self._backward(),
+            self._forward(self.written),
+            None if self.plainly == self.written else self._forward(self.plainly),
+        )
+        self.backward, self.saving, self.plain = self.registered(*self.bodies)
+        # For exporters that must not leave an operator of ours in a program, as that to ONNX.
+        for op, written in {self.saving: self.written, self.plain: self.plainly}.items():
+            register_decomposition(op)(self._formulas(written))
         self.decomposed = _composite(f"{base}_decomposed", self.schema(self.plainly), self._formulas(self.plainly))
+        self.along: Any = None  # the same of rows along any axis: `normgen.torch.along`
         self._is_shared_out = False
         if sharding.is_loaded():
             self.share_out()
+
+    def registered(self, backward: Body, saving: Body, plain: Body | None, suffix: str = "") -> tuple[Any, Any, Any]:
+        """These operators, by names that end in `suffix`; `saving` has the gradient that `backward` finds."""
+        name = f"{self.base}_saving{suffix}"
+        behind, made = backward.defined(f"{self.base}_backward{suffix}"), saving.defined(name)
+        with_gradient(f"{self.base}_backward{suffix}", raising(no_second(self.calls.spec.name)))
+
+        def gradients(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+            def run(uses: Uses, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+                return tuple(behind(*self.backward_args(uses, reads, scalars), *ctx.behind))
+
+            found = self.gradients(ctx, cotangents, run)
+            return (*found, *[None] * (len(ctx.scalars) + 1 + len(ctx.behind)))
+
+        with_gradient(name, gradients, self._set_up)
+        if plain is None:
+            return behind, made, made
+        op = plain.defined(f"{self.base}{suffix}")
+        rule = "this operator keeps nothing for a backward pass"
+        without_gradient(op, len(self._takes), refusal(rule, f"normgen::{self.base}{suffix} for {name}"))
+        return behind, made, op
 
     def share_out(self) -> None:
         """Let DTensor call these operators, by `sharding`; once."""
@@ -97,14 +170,12 @@ class Operators:
         sharding.register(self.backward, self._asked_backward, is_list=True)
 
     def _asked_forward(self, written: tuple[str, ...], args: Sequence[Any]) -> sharding.Asked:
-        tensors, _, dtype = self.split(args)
-        uses = self.calls.problem(self.form(written, tensors, dtype))
-        there = {name: t for name, t in zip(self._takes, tensors, strict=True) if t is not None}
+        uses, given, _ = self._split(written, args)
+        there = {name: t for name, t in given.items() if t is not None}
         return uses.problem, uses.reads, uses.writes, there, tuple(there)
 
     def _asked_backward(self, args: Sequence[Any]) -> sharding.Asked:
-        form, given, _ = self.split_backward(args)
-        uses = self.calls.problem(form)
+        uses, given, _ = self._split_backward(args)
         there = {use.name: given[use.name] for use in uses.reads if given.get(use.name) is not None}
         order = tuple(name for name, tensor in given.items() if tensor is not None)
         return uses.problem, uses.reads, uses.writes, there, order
@@ -124,20 +195,15 @@ class Operators:
         ctx.mark_non_differentiable(*[known[place] for place in kept.statistics])
 
     def kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
-        """`what_is_kept`, remembered."""
-        key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self.what_is_kept(needs, tensors, dtype)
-        return found
-
-    def what_is_kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
         """What the gradients of such a call need. Raises UsageError where there is no such gradient."""
+        return self.calls.known.once(self._kept, tuple(needs), dtypes_of(tensors), dtype)
+
+    def _kept(self, needs: Sequence[bool], dtypes: tuple[Any, ...], dtype: Any) -> Kept:
         form = Form(
             direction=Direction.BACKWARD,
             written=self.saved,
             gradients=tuple(t.name for t, is_needed in zip(self.calls.reads, needs, strict=True) if is_needed),
-            dtypes=self.calls.dtypes(tensors),
+            dtypes=self.calls.forward(self.plainly, dtypes, dtype).form.dtypes,
             out=name_of(dtype),
         )
         known = (*self._takes, *self.written)
@@ -147,7 +213,7 @@ class Operators:
         stored = {name: i for i, use in enumerate(uses.writes) for name in (use.of, *use.also)}
         asked = [name if name in form.gradients else "" for name in self._takes]
         return Kept(
-            form=form,
+            uses=uses,
             saved=names,
             places=[known.index(name) for name in names],
             statistics=[known.index(name) for name in self.written if name not in self.outputs],
@@ -168,20 +234,19 @@ class Operators:
         """The gradient of every read tensor, None of one that is not asked for; `run` finds those that are stored."""
         kept = ctx.kept
         known = (*cotangents[: len(self.outputs)], *ctx.saved_tensors)
-        stored = run(kept.form, [known[i] for i in kept.reads], ctx.scalars)
+        stored = run(kept.uses, [known[i] for i in kept.reads], ctx.scalars)
         found = [None if i is None else stored[i] for i in kept.returned]
         for place, shape in ctx.shapes:
             found[place] = found[place].reshape(shape)
         return found
 
-    def set_up(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors, scalars, dtype = self.split(inputs)
-        results = output if isinstance(output, tuple) else (output,)
-        self.keep(ctx, ctx.needs_input_grad[: len(tensors)], tensors, results, scalars, dtype)
-
-    def _gradients(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        found = self.gradients(ctx, cotangents, self.run_backward)
-        return (*found, *[None] * (len(ctx.scalars) + 1))
+    def _set_up(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        count = len(self._takes)
+        scalars = inputs[count : count + len(self.calls.spec.scalars)]
+        dtype, *ctx.behind = inputs[count + len(scalars) :]
+        tensors, results = inputs[:count], output if isinstance(output, tuple) else (output,)
+        dtype = self.dtype(tensors, in_float32=False) if dtype is None else dtype
+        self.keep(ctx, ctx.needs_input_grad[:count], tensors, results, scalars, dtype)
 
     # forward
 
@@ -207,68 +272,57 @@ class Operators:
 
     def least_elements(self, dtypes: tuple[Any, ...], dtype: Any) -> tuple[int, int]:
         """`choosing.least_elements` of a call with these dtypes."""
-        named = tuple("" if d is None else name_of(d) for d in dtypes)
-        form = Form(direction=Direction.FORWARD, written=self.plainly, dtypes=named, out=name_of(dtype))
-        return least_elements(self.calls.spec, self.calls.problem(form))
+        return least_elements(self.calls.spec, self.calls.forward(self.plainly, dtypes, dtype))
 
     def split(self, args: Sequence[Any]) -> tuple[Values, tuple[float, ...], Any]:
+        """The tensors of a forward call, its scalars, and the dtype of what follows them."""
         count = len(self._takes)
         tensors, dtype = tuple(args[:count]), args[-1]
         return tensors, tuple(args[count:-1]), self.dtype(tensors, in_float32=False) if dtype is None else dtype
 
-    def form(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Form:
-        dtypes, out = self.calls.dtypes(tensors), name_of(dtype)
-        return Form(direction=Direction.FORWARD, written=written, dtypes=dtypes, out=out)
+    def _split(
+        self, written: tuple[str, ...], args: Sequence[Any]
+    ) -> tuple[Uses, Mapping[str, Any], tuple[float, ...]]:
+        tensors, scalars, dtype = self.split(args)
+        uses = self.calls.forward(written, dtypes_of(tensors), dtype)
+        return uses, dict(zip(self._takes, tensors, strict=True)), scalars
 
-    def schema(self, written: Sequence[str], last: str = DTYPE) -> str:
-        return forward_schema(self.calls.spec, self.calls.reads, len(written), last)
+    def schema(self, written: Sequence[str], *last: str) -> str:
+        return forward_schema(self.calls.spec, self.calls.reads, len(written), *last)
 
-    def _forward(self, name: str, written: tuple[str, ...]) -> Any:
-        likely: Remembered[Any, Ready] = Remembered()
-        first = self._elems[0]
-        count = len(self._takes)
+    def _forward(self, written: tuple[str, ...]) -> Body:
+        calls, first, count = self.calls, self._elems[0], len(self._takes)
+        gives = [self._kinds[name] for name in written]
 
-        def run(*args: Any) -> Any:
+        def run(*args: Any, axis: int | None = None) -> Any:
             tensors, scalars, dtype = args[:count], args[count:-1], args[-1]
-            key = (dtype, tensors[first].shape, tuple(map(type, tensors)), self.calls.in_order())
-            ready = likely.get(key)
+            likely = (written, axis, dtype, tensors[first].shape, tuple(map(type, tensors)), calls.in_order())
+            ready: Ready | None = calls.known.get(likely)
             results = NotImplemented if ready is None else ready.repeated(tensors, scalars)
             if results is NotImplemented:
-                ready = self.calls.prepared(written, *self.split(args)[::2])
+                ready = calls.prepared(written, *self.split(args)[::2], by_layout=axis is not None)
                 results = alone(ready(tensors, scalars))
                 if ready.is_kernel:
-                    likely[key] = ready
+                    calls.known[likely] = ready
             return results
 
-        def like(*args: Any) -> Any:
-            tensors, _, dtype = self.split(args)
-            self.calls.checked(tensors)
-            given = dict(zip(self._takes, tensors, strict=True))
-            return alone(self.calls.like(self.form(written, tensors, dtype), given))
-
-        def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-            tensors, scalars, dtype = self.split(args)
-            form = self.form(written, tensors, dtype)
-            given = dict(zip(self._takes, zip(tensors, in_dims, strict=False), strict=True))
-
-            def kernel(whole: Mapping[str, Any]) -> Values:
-                found = made(*(whole.get(name) for name in self._takes), *scalars, dtype)
-                return found if isinstance(found, tuple) else (found,)
-
-            found = self.calls.of_all(form, given, info.batch_size, kernel)
-            return alone(found), alone((0,) * len(found))
-
-        made = defined(name, self.schema(written), run, like, of_all)
-        # For exporters that must not leave an operator of ours in a program, as that to ONNX.
-        register_decomposition(made)(self._formulas(written))
-        return made
+        return Body(
+            calls=calls,
+            schema=self.schema(written),
+            names=self._takes,
+            elem=[self._kinds[name] for name in self._takes],
+            split=functools.partial(self._split, written),
+            run=run,
+            gives=lambda _: gives,
+            packed=alone,
+        )
 
     def _formulas(self, written: tuple[str, ...]) -> Callable[..., Any]:
         """What is written, as torch's own operations."""
 
         def run(*args: Any) -> Any:
-            tensors, scalars, dtype = self.split(args)
-            return alone(self.calls.formulas(self.form(written, tensors, dtype), tensors, scalars))
+            uses, given, scalars = self._split(written, args)
+            return alone(self.calls.formulas(uses, tuple(given.values()), scalars))
 
         return run
 
@@ -290,60 +344,53 @@ class Operators:
 
     # backward
 
-    def _backward(self, name: str) -> Any:
+    def _backward(self) -> Body:
         """It takes the gradients of the outputs, the read tensors, those saved, the scalars and a form's texts."""
-        names = self.backward_takes = (*(f"d{output}" for output in self.outputs), *self._takes, *self.saved)
+        calls, names = self.calls, self.backward_takes
 
-        def split(args: Sequence[Any]) -> tuple[Form, dict[str, Any], tuple[float, ...]]:
-            *values, gradients, dtypes, out = args
-            form = Form(
-                direction=Direction.BACKWARD,
-                written=self.saved,
-                gradients=tuple(gradients.split(",")),
-                dtypes=tuple(dtypes.split(",")),
-                out=out,
-            )
-            return form, dict(zip(names, values, strict=False)), tuple(values[len(names) :])
+        def run(*args: Any, axis: int | None = None) -> list[Any]:
+            uses, given, scalars = self._split_backward(args)
+            reads = [given.get(use.name) for use in uses.reads]
+            return list(calls.backward(uses, reads, scalars, by_layout=axis is not None))
 
-        def like(*args: Any) -> list[Any]:
-            form, given, _ = split(args)
-            return list(self.calls.like(form, given))
+        tensors = [f"Tensor? {name}" for name in names]
+        scalars = [f"float {scalar}" for scalar, _ in calls.spec.scalars]
+        texts = ("str gradients_", "str dtypes_", "str out_dtype_")
+        return Body(
+            calls=calls,
+            schema=f"({', '.join((*tensors, *scalars, *texts))}) -> Tensor[]",
+            names=names,
+            elem=[self._kinds[name] for name in (*self.outputs, *self._takes, *self.saved)],
+            split=self._split_backward,
+            run=run,
+            gives=lambda args: [use.kind.is_elem for use in self._split_backward(args)[0].writes],
+            packed=list,
+        )
 
-        def run(*args: Any) -> list[Any]:
-            form, given, scalars = split(args)
-            reads = [given.get(use.name) for use in self.calls.problem(form).reads]
-            return list(self.calls.backward(form, reads, scalars))
+    def _split_backward(self, args: Sequence[Any]) -> tuple[Uses, dict[str, Any], tuple[float, ...]]:
+        """What a backward call reads and stores, its tensors by name, and its scalars."""
+        *values, gradients, dtypes, out = args
+        uses = self.calls.known.once(self._uses_behind, gradients, dtypes, out)
+        given = dict(zip(self.backward_takes, values, strict=False))
+        return uses, given, tuple(values[len(given) :])
 
-        def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-            form, given, _ = split(args)
-            dims = dict(zip(names, in_dims, strict=False))
-            reads = {use.name: (given[use.name], dims[use.name]) for use in self.calls.problem(form).reads}
+    def _uses_behind(self, gradients: str, dtypes: str, out: str) -> Uses:
+        form = Form(
+            direction=Direction.BACKWARD,
+            written=self.saved,
+            gradients=tuple(gradients.split(",")),
+            dtypes=tuple(dtypes.split(",")),
+            out=out,
+        )
+        return self.calls.problem(form)
 
-            def kernel(whole: Mapping[str, Any]) -> Values:
-                return tuple(found(*(whole.get(name, given[name]) for name in names), *args[len(names) :]))
-
-            made = self.calls.of_all(form, reads, info.batch_size, kernel)
-            return list(made), [0] * len(made)
-
-        self.split_backward = split
-        found = defined(name, self.backward_schema(), run, like, of_all)
-        error = no_second(self.calls.spec.name)
-        with_gradient(name, raising(error))
-        return found
-
-    def backward_schema(self, *last: str) -> str:
-        tensors = [f"Tensor? {name}" for name in self.backward_takes]
-        scalars = [f"float {scalar}" for scalar, _ in self.calls.spec.scalars]
-        texts = ("str gradients_", "str dtypes_", "str out_dtype_", *last)
-        return f"({', '.join((*tensors, *scalars, *texts))}) -> Tensor[]"
-
-    def backward_args(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> tuple[Any, ...]:
-        given = dict(zip((use.name for use in self.calls.problem(form).reads), reads, strict=True))
-        values = [given.get(name) for name in self.backward_takes]
+    def backward_args(self, uses: Uses, reads: Sequence[Any], scalars: tuple[float, ...]) -> tuple[Any, ...]:
+        given = dict(zip((use.name for use in uses.reads), reads, strict=True))
+        values, form = [given.get(name) for name in self.backward_takes], uses.form
         return *values, *scalars, ",".join(form.gradients), ",".join(form.dtypes), form.out
 
-    def run_backward(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
-        return tuple(self.backward(*self.backward_args(form, reads, scalars)))
+    def run_backward(self, uses: Uses, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+        return tuple(self.backward(*self.backward_args(uses, reads, scalars)))
 
 
 class _Transformed(torch.autograd.Function):
@@ -364,8 +411,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        def run(form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
-            found = _TransformedBackward.apply(ctx.operators, form, scalars, *reads)
+        def run(uses: Uses, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+            found = _TransformedBackward.apply(ctx.operators, uses, scalars, *reads)
             return found if isinstance(found, tuple) else (found,)
 
         return None, None, None, *ctx.operators.gradients(ctx, cotangents, run)
@@ -377,8 +424,8 @@ class _TransformedBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(operators: Operators, form: Form, scalars: tuple[float, ...], *reads: Any) -> Any:
-        return alone(operators.run_backward(form, reads, scalars))
+    def forward(operators: Operators, uses: Uses, scalars: tuple[float, ...], *reads: Any) -> Any:
+        return alone(operators.run_backward(uses, reads, scalars))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _: Any) -> None:
@@ -389,7 +436,7 @@ class _TransformedBackward(torch.autograd.Function):
         raise no_second(ctx.spec)
 
 
-def alone(results: Values) -> Any:
+def alone(results: Sequence[Any]) -> Any:
     """One result by itself, several as a tuple."""
     return results[0] if len(results) == 1 else results
 
@@ -439,23 +486,6 @@ def raising(error: UsageError) -> Callable[..., Any]:
         raise error
 
     return backward
-
-
-def defined(
-    name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any], of_all: Callable[..., Any]
-) -> Any:
-    if hasattr(torch.ops.normgen, name):
-        rule = f"the operator normgen::{name} is registered once a process"
-        hint = "import normgen.torch before such a library, or build it with -DNORMGEN_TORCH_NAMESPACE=name"
-        raise UsageError(rule, received="a library of `normgen export --torch-stable` that has it too", hint=hint)
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for backend in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, run, backend)
-    torch.library.register_fake(f"normgen::{name}", like, lib=_LIBRARY)
-    torch.library.register_vmap(f"normgen::{name}", of_all, lib=_LIBRARY)
-    op = getattr(torch.ops.normgen, name).default
-    op.direct, op.of_all = run, of_all  # what a compiled program calls, and what vmap does
-    return op
 
 
 def _composite(name: str, schema: str, run: Callable[..., Any]) -> Any:

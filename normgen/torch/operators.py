@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 
 from normgen.errors import UsageError
 from normgen.operators.forms import returned, spec_of_operator
-from normgen.operators.signature import Beside, as_called, functions_of
+from normgen.operators.operator import OperatorOf, picked
+from normgen.operators.signature import Beside
 from normgen.spec.spec import Spec
 from normgen.torch import sharding
 from normgen.torch.along import along_of
@@ -21,8 +21,13 @@ from normgen.torch.choosing import is_worth_a_call, line_of_call, note
 from normgen.torch.eager import Eager
 from normgen.torch.library import operators_of
 
+_IN_FLOAT32 = (
+    "Under autocast on CUDA the result is float32, as that of torch's own operation; nothing is copied for it."
+)
+_BY_ARGUMENTS = "Under autocast as outside it: dtypes follow from the arguments."
 
-class Operator:
+
+class Operator(OperatorOf):
     """A row-wise operation on torch tensors, with its gradient; call it as `function`, whose arguments it documents.
 
     Tensors of rows are [.., cols]: any leading sizes, 0 too, rows at any one distance; others are copied first. On a
@@ -50,69 +55,37 @@ class Operator:
         beside: Beside | None = None,
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
-        self.spec = spec
-        self.returns = returned(spec, returns)
-        self.operators = operators_of(spec, self.returns, deterministic, stable_parameters, any_rows)
-        calls = self._calls = self.operators.calls
+        names = returned(spec, returns)
+        self.operators = operators_of(spec, names, deterministic, stable_parameters, any_rows)
         self._along = along_of(self.operators)
-        self._of_plain = tuple(self.operators.plainly.index(output) for output in self.returns)
-        self._of_saving = tuple(self.operators.written.index(output) for output in self.returns)
-        self._in_float32, self._name, self._takes = in_float32, name or spec.name, takes or {}
-        self.eager = Eager(self.operators, (self._of_plain, self._of_saving), in_float32=in_float32)
+        self._in_float32 = in_float32
         # What a compiler traces: one operator, which becomes the kernel's or the formulas below what it guards.
-        self.traced = self.operators.traced(self._name, self.returns, self._chosen, in_float32=in_float32)
-        self.function, self.bound = functions_of(
-            spec,
-            calls.reads,
-            self.run,
-            name=self._name,
-            takes=takes or {},
+        self.traced = self.operators.traced(name or spec.name, names, self._chosen, in_float32=in_float32)
+        super().__init__(
+            self.operators.calls,
+            names,
+            name=name,
+            takes=takes,
+            beside=beside,
             defaults=defaults or {},
             options={"dtype": None, "opaque": opaque},
             module="normgen.torch",
-            says=self._says(in_float32=in_float32),
+            says=f"Returns {', '.join(names)}. {_IN_FLOAT32 if in_float32 else _BY_ARGUMENTS}",
             traced=(torch.compiler.is_dynamo_compiling, self.traced, line_of_call),
-            beside=beside,
         )
-        self.function.operator = self  # type: ignore[attr-defined]
-        self.__signature__ = inspect.signature(self.function)  # what help and editors show of a call
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.function(*args, **named)
-
-    def __repr__(self) -> str:
-        return f"<normgen operator {self.function.__name__}: {self.spec.summary}>"
+        self.eager = Eager(self.operators, (self._of_plain, self._of_saving), in_float32=in_float32)
 
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as torch's own operations, in float32 inside (float64 for float64), with all derivatives."""
         tensors, scalars, dtype, _ = self.bound(*args, **named)
-        self._calls.by_name(scalars)
+        self.operators.calls.by_name(scalars)
         tensors = as_wide(tensors, dtype)
         found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
-        return _picked(found, self._of_plain)
-
-    def _says(self, *, in_float32: bool) -> str:
-        policy = (
-            "Under autocast on CUDA the result is float32, as that of torch's own operation; nothing is copied for it."
-            if in_float32
-            else "Under autocast as outside it: dtypes follow from the arguments."
-        )
-        return f"Returns {', '.join(self.returns)}. {policy}"
-
-    def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
-        """Straight to the kernel; by the dispatcher where somebody may be looking on."""
-        try:
-            return self._run(tensors, scalars, dtype, opaque)
-        except UsageError as error:
-            raise self.as_called(error) from error
-
-    def as_called(self, error: UsageError) -> UsageError:
-        """The refusal in the words of the function that was called."""
-        return as_called(error, self.spec, self._name, self._takes)
+        return picked(found, self._of_plain)
 
     def _run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         if self._calls.labels:  # True is no label, though it is equal to one of an earlier call
-            self._calls.by_name(scalars)
+            self.operators.calls.by_name(scalars)
         found = self.eager(tensors, scalars, dtype)
         if found is not NotImplemented:
             return found
@@ -134,7 +107,7 @@ class Operator:
         dtype = self._dtype(tensors) if dtype is None else dtype
         if self._is_opaque(tensors, dtype, opaque, where):
             return self._kernel(tensors, scalars, dtype)
-        return _picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
+        return picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
 
     def _kernel(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
         operators = self.operators
@@ -146,12 +119,12 @@ class Operator:
         axis = along.axis(tensors, dtype) if along and not sharding.has_shared(tensors) else None
         if along and axis is not None:
             op, places = (along.saving, self._of_saving) if is_saving else (along.plain, self._of_plain)
-            return _picked(along(op, tensors, scalars, operators.said(tensors, dtype), axis), places)
+            return picked(along(op, tensors, scalars, operators.said(tensors, dtype), axis), places)
         if is_saving:
             if is_transformed:
-                return _picked(operators.transformed(tensors, scalars, dtype), self._of_saving)
-            return _picked(operators.saving(*tensors, *scalars, operators.said(tensors, dtype)), self._of_saving)
-        return _picked(operators.plain(*tensors, *scalars, operators.said(tensors, dtype)), self._of_plain)
+                return picked(operators.transformed(tensors, scalars, dtype), self._of_saving)
+            return picked(operators.saving(*tensors, *scalars, operators.said(tensors, dtype)), self._of_saving)
+        return picked(operators.plain(*tensors, *scalars, operators.said(tensors, dtype)), self._of_plain)
 
     def _dtype(self, tensors: Values) -> Any:
         return self.operators.dtype(tensors, in_float32=self._in_float32)
@@ -165,13 +138,6 @@ class Operator:
             kernel = is_worth_a_call(least, self.operators.first(tensors))
         note(where, self._name, kernel, opaque is not None)
         return kernel
-
-
-def _picked(results: Any, places: tuple[int, ...]) -> Any:
-    """Of what was written, what is returned."""
-    if not isinstance(results, tuple):
-        return results
-    return results[places[0]] if len(places) == 1 else tuple([results[i] for i in places])
 
 
 def operator(
@@ -204,23 +170,14 @@ def operator(
         raise UsageError("rows are those of each call: 'any', or nothing", received=repr(rows))
     spec = spec_of_operator(op)
     names = None if returns is None else tuple(returns)
-    return _made(spec, names, opaque, deterministic, stable_parameters, rows == "any")
-
-
-@functools.cache
-def _made(
-    spec: Spec,
-    returns: tuple[str, ...] | None,
-    opaque: bool | None,
-    deterministic: bool | None,
-    stable_parameters: bool,
-    any_rows: bool,
-) -> Operator:
-    return Operator(
+    return _made(
         spec,
-        returns=returns,
+        returns=names,
         opaque=opaque,
         deterministic=deterministic,
         stable_parameters=stable_parameters,
-        any_rows=any_rows,
+        any_rows=rows == "any",
     )
+
+
+_made = functools.cache(Operator)

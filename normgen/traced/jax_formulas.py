@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +12,10 @@ from jax import lax
 
 from normgen.dtypes import BF16, F32, DType
 from normgen.problem.problem import Problem
-from normgen.problem.tensors import TensorUse
-from normgen.program.ir import Random
-from normgen.program.source import written_program
-from normgen.spec.spec import Kind
 from normgen.traced import four_bits
-from normgen.traced.tape import Replay, batches_of, lengths, replayed
-from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
+from normgen.traced.arrays import ArrayArithmetic, ArrayFunction
 
 Array = Any
-Arrays = Mapping[str, Array]
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{name: getattr(jnp, name) for name in ("exp", "log", "log1p", "expm1", "sqrt", "abs", "tanh", "sin", "cos")},
@@ -59,35 +51,20 @@ _REDUCTIONS: dict[str, Callable[..., Array]] = {"max": jnp.max, "min": jnp.min, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class JaxArithmetic:
-    """On rows of `cols` elements: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+class JaxArithmetic(ArrayArithmetic):
+    """As `ArrayArithmetic`."""
 
-    batches  that have a matrix of their own
-    dtype    float32, as in a kernel; float64, where it stands for float32 throughout
-    """
+    library: ClassVar[Any] = jnp
 
-    cols: int
-    batches: int = 1
-    dtype: Any = jnp.float32
-
-    def constant(self, value: float) -> Array:
+    def constant(self, value: Any) -> Array:
         return jnp.full((), value, self.dtype)
 
-    def add(self, a: Array, b: Array) -> Array:
-        return a + b
-
-    def subtract(self, a: Array, b: Array) -> Array:
-        return a - b
-
-    def multiply(self, a: Array, b: Array) -> Array:
-        return a * b
+    def converted(self, a: Array, dtype: Any) -> Array:
+        return a.astype(dtype)
 
     def divide(self, a: Array, b: Array) -> Array:
         """By one number as IEEE says, which kernels do in every schedule."""
         return _divided(a, b) if jnp.ndim(b) == 0 else a / b
-
-    def negate(self, a: Array) -> Array:
-        return -a
 
     def power(self, base: Array, exponent: float) -> Array:
         """A whole exponent by products: a general power has no gradient at 0."""
@@ -99,52 +76,40 @@ class JaxArithmetic:
         found = _FUNCTIONS[name](*args)
         return found.astype(self.dtype) if found.dtype == jnp.bool_ else found
 
-    def named(self, a: Array) -> Array:
-        return a
-
     def cast(self, a: Array, dtype: DType) -> Array:
         """Rounded where the author says: XLA may leave out a conversion to fewer bits and back, but none of these."""
         if dtype.packed > 1:
             numbers = jnp.array([*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)], self.dtype)
-            return numbers[four_bits.codes(a, jnp.where, jnp.signbit(a))]
+            return numbers[self.codes(a)]
         if dtype is BF16 and self.dtype == jnp.float32:
             return lax.reduce_precision(a, exponent_bits=8, mantissa_bits=7)
         found = self.stored(a, dtype)
         return found if found.dtype == self.dtype else lax.optimization_barrier(found).astype(self.dtype)
 
-    def in_any_order(self, above: list[Array], below: list[Array], found: Array) -> Array:  # noqa: ARG002
-        return found
+    def reduced(self, name: str, a: Array) -> Array:
+        if name in ("argmax", "argmin"):
+            return getattr(jnp, name)(a, -1, keepdims=True).astype(a.dtype)
+        return jnp.abs(a).max(-1, keepdims=True) if name == "absmax" else _REDUCTIONS[name](a, -1, keepdims=True)
 
-    def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
-        """Over the row; over groups of its columns, each of which then has its group's value."""
-        if arg.ndim == WITH_INNER:
-            return _reduced(name, jnp.moveaxis(arg, 0, -1))[..., 0]
-        row = jnp.broadcast_to(arg, (*arg.shape[:-1], self.cols) if arg.ndim else (1, self.cols))
-        if group:
-            groups = row.reshape(row.shape[0], self.cols // group, group)
-            return jnp.broadcast_to(_reduced(name, groups), groups.shape).reshape(row.shape)
-        return _reduced(name, row)
+    def in_float32(self, _: Array) -> Any:
+        return jax.default_matmul_precision("highest")
 
-    def roll(self, arg: Array, share: Fraction, by: int) -> Array:
-        """Along the row; a value of the whole row, and a number, is the same everywhere."""
-        return jnp.roll(arg, int(self.cols * share) + by, -1) if arg.ndim else arg
+    def numbers(self, count: int) -> Array:
+        return jnp.arange(count)
 
-    def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
-        """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
-        every = arg
-        if row is not None and arg.ndim < WITH_INNER:
-            every = jnp.broadcast_to(arg, (row.shape[0], arg.shape[-1] if arg.ndim else 1))
-        return every.sum(AXIS[Kind.ROW], keepdims=True)
+    def uniform(self, seed: Array, rows: int, draw: int) -> Array:
+        """A seed is its 64 bits as two words, uint32 [2], the low one first."""
+        return uniform(seed, rows, self.cols, draw)
 
-    def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
-        """Σ a b over an axis, in float32 on every device: none takes it for fewer bits."""
-        with jax.default_matmul_precision("highest"):
-            return product(a, b, over or summed_axis(a, b), self.batches)
+    def repeated(self, a: Array, times: int) -> Array:
+        return jnp.repeat(a, times, -1)
+
+    def padded(self, a: Array, rows: int) -> Array:
+        return jnp.pad(a, ((0, rows), (0, 0)))
 
     def stored(self, value: Array, dtype: DType) -> Array:
-        """As a kernel of ours stores it: rounded as the dtype rounds, saturated where it does, two codes a byte."""
         if dtype.packed > 1:
-            return four_bits.two_a_byte(four_bits.codes(value, jnp.where, jnp.signbit(value))).astype(jnp.uint8)
+            return four_bits.two_a_byte(self.codes(value)).astype(jnp.uint8)
         if dtype is F32:
             return value.astype(self.dtype)
         if dtype.rounds_up:
@@ -162,113 +127,16 @@ def _power_of_two(value: Array) -> Array:
     return jnp.where(value >= 0, jnp.minimum((bits >> 23) + above, 254), 255).astype(jnp.uint8)
 
 
-def _reduced(name: str, x: Array) -> Array:
-    if name in ("argmax", "argmin"):
-        return getattr(jnp, name)(x, -1, keepdims=True).astype(x.dtype)
-    if name == "absmax":
-        return jnp.abs(x).max(-1, keepdims=True)
-    return _REDUCTIONS[name](x, -1, keepdims=True)
-
-
 @dataclass(frozen=True, kw_only=True)
-class JaxFunction:
-    """A program as a function of the arrays that it reads, by name, for XLA to compile.
+class JaxFunction(ArrayFunction):
+    """As `ArrayFunction`, for XLA to compile."""
 
-    An elem array is [.., cols], and all of them have one shape; row arrays are [..], those of a left side [.., inner],
-    and all others of inner have the shape that their axes say. A seed is its 64 bits as two
-    words, uint32 [2], the low one first.
-    """
-
-    reads: tuple[TensorUse, ...]
-    writes: tuple[TensorUse, ...]
-    scalars: tuple[tuple[str, float], ...]
-    randoms: tuple[Random, ...]
-    replay: Replay
-
-    @property
-    def numbers_rows(self) -> bool:
-        """Whether a row's values depend on which of the rows it is."""
-        return bool(self.randoms) or "row" in self.replay.used
-
-    def __call__(self, arrays: Arrays, scalars: Mapping[str, float] | None = None) -> dict[str, Array]:
-        """The written arrays; `scalars`: other values than the spec's. Batches have equally many rows."""
-        first = next(arrays[t.name] for t in self.reads if t.is_row_input)
-        cols, inner = lengths(self.reads, arrays, first)
-        shape = (*first.shape[:-1], cols)
-        rows = math.prod(shape[:-1])
-        is_double = any(arrays[t.name].dtype == jnp.float64 for t in self.reads)
-        batches = batches_of(self.reads, arrays, (cols, inner))
-        own = batches if any(t.kind.is_batch_matrix for t in self.reads) else 1
-        do = JaxArithmetic(cols=cols, batches=own, dtype=jnp.float64 if is_double else jnp.float32)
-        seeds = {random.seed for random in self.randoms}
-        given = {t.name: _read(t, arrays[t.name], do, rows) for t in self.reads if t.name not in seeds}
-        given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
-        given |= {"cols": do.constant(cols), "inner": do.constant(inner)}
-        for random in self.randoms:
-            given[f"random {random.draw}"] = uniform(arrays[random.seed], rows, cols, random.draw).astype(do.dtype)
-        if "row" in self.replay.used:
-            given["row"] = jnp.arange(rows)[:, None]
-        if "col" in self.replay.used:
-            given["col"] = jnp.arange(cols)[None, :]
-        if "term" in self.replay.used:
-            given["term"] = jnp.arange(inner)[:, None, None]
-        values = self.replay(do, given)
-        return {
-            t.name: do.stored(_written(t, values[t.name], (shape, inner), rows, batches), t.dtype) for t in self.writes
-        }
+    arithmetic = JaxArithmetic
 
 
 def jax_function(problem: Problem) -> JaxFunction:
     """The problem's program in jax.numpy, for any number of rows and, of a spec without groups, of cols."""
-    return JaxFunction(
-        reads=tuple(t for t in problem.tensors if not t.is_written),
-        writes=tuple(t for t in problem.tensors if t.is_written),
-        scalars=problem.spec.scalars,
-        randoms=written_program(problem).randoms,
-        replay=replayed(problem),
-    )
-
-
-def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
-    """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
-    value = array if use.dtype.is_integer else array.astype(do.dtype)
-    value = jnp.repeat(value, use.group, -1) if use.kind.is_spread else value
-    if use.kind.by_inner:
-        return leading(value.reshape(rows, value.shape[-1]) if use.kind.by_row else value, use.axes)
-    if use.kind.is_elem:
-        return value.reshape(rows, do.cols)
-    if use.kind.by_batch:
-        value = value.reshape(-1, do.cols if use.kind.within_row else 1)
-        each = rows // max(len(value), 1)
-        return jnp.tile(value, (each, 1)) if use.kind.by_head else jnp.repeat(value, each, 0)
-    if use.kind is Kind.SCALAR:
-        return value.reshape(())
-    return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)
-
-
-def _written(use: TensorUse, value: Array, whole: tuple[tuple[int, ...], int], rows: int, batches: int) -> Array:
-    if use.kind.is_spread:  # the sums of columns, added up
-        columns = replace(use, kind=use.kind.in_rows, group=0)
-        value = _written(columns, value, whole, rows, batches)
-        return value.reshape(*value.shape[:-1], value.shape[-1] // use.group, use.group).sum(-1)
-    shape, inner = whole
-    cols = shape[-1]
-    if use.kind.by_inner:
-        lines = rows if use.kind.by_row else batches if use.kind.by_batch else 1
-        value = jnp.broadcast_to(value, (inner, lines, cols if use.kind.by_col else 1))
-        value = as_it_lies(value, use.axes)
-        return value.reshape(*shape[:-1], inner) if use.kind.by_row else value
-    if use.kind.by_batch:  # what each row adds
-        each = rows // max(batches, 1)
-        sizes, axis = ((each, batches), 0) if use.kind.by_head else ((batches, each), 1)
-        return jnp.broadcast_to(value, (rows, cols)).reshape(*sizes, cols).sum(axis)
-    if use.kind.is_groups:  # each column has its group's value
-        return jnp.broadcast_to(value, (rows, cols))[:, :: use.group].reshape(*shape[:-1], cols // use.group)
-    if use.kind.is_elem:
-        return jnp.broadcast_to(value, (rows, cols)).reshape(shape)
-    if use.kind.by_row:
-        return jnp.broadcast_to(value, (rows, 1)).reshape(shape[:-1])
-    return jnp.broadcast_to(value, (1, cols)).reshape(cols) if use.kind.by_col else value.reshape(())
+    return JaxFunction.of(problem)
 
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

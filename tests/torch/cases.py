@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from normgen.python.remembered import Remembered
+from normgen.torch.calls import Ready
+from normgen.torch.operators import Operator
 from tests.operators.cases import Case as Sampled
 from tests.operators.cases import sampled
 
@@ -39,3 +43,16 @@ def to_torch(array: Any) -> torch.Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def readies(known: Remembered) -> list[Ready]:
+    """What computes the calls that an operator remembers."""
+    return [found for found in known.values() if isinstance(found, Ready)]
+
+
+def forgotten(made: Operator, monkeypatch: pytest.MonkeyPatch) -> Remembered:
+    """A new memory of an operator's calls, until the test is done."""
+    known = Remembered()
+    monkeypatch.setattr(made.operators.calls, "known", known)
+    monkeypatch.setattr(made.eager, "_known", known)
+    return known

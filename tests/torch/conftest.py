@@ -12,9 +12,9 @@ import pytest
 from normgen.dtypes import DType
 from normgen.measure.cpu_check import has_compiler
 from normgen.operators import launch
-from normgen.operators.remembered import Remembered
 from normgen.python.cpu import Cpu
 from normgen.python.handle import kernel as make
+from normgen.python.remembered import Remembered
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

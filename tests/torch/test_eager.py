@@ -16,6 +16,7 @@ from normgen.operators import launch  # noqa: E402
 from normgen.python import any_rows, handle, kernels, repeat  # noqa: E402
 from normgen.spec.reader import load  # noqa: E402
 from normgen.torch import calls, functional  # noqa: E402
+from normgen.torch.eager import Step  # noqa: E402
 from tests.python.devices import NEEDS_COMPILER  # noqa: E402
 from tests.python.launching import (  # noqa: E402
     HERE,
@@ -26,6 +27,7 @@ from tests.python.launching import (  # noqa: E402
     compiled,
     loaded,
 )
+from tests.torch.cases import readies  # noqa: E402
 
 pytestmark = [NEEDS_BUILD, NEEDS_COMPILER]
 
@@ -92,7 +94,7 @@ def test_calls_alike_are_repeated_and_others_are_not_mistaken_for_them(device: T
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     before = len(device.seen)
     checked: list[Any] = []
-    steps = {id(step): step for step in norm.eager._likely.values()}.values()
+    steps = {id(step): step for step in norm._calls.known.values() if isinstance(step, Step)}.values()
     assert steps
     for step in steps:
         step.ready._made.checked = lambda *args: checked.append(args)
@@ -142,7 +144,7 @@ def test_any_number_of_rows_is_one_handle_whose_schedule_follows_them(device: To
         got, want = gradients(norm, (x, weight)), gradients(norm.decomposition, (x, weight))
         for one, other in zip(got, want, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    made = [ready._made for ready in norm._calls._ready.values() if ready.is_kernel]
+    made = [ready._made for ready in readies(norm._calls.known) if ready.is_kernel]
     assert len(made) == 2  # forward and backward
     assert all(isinstance(kernel, any_rows.AnyRows) for kernel in made)
     assert all(len(kernel._by_band) == 3 for kernel in made)

@@ -14,10 +14,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import OutsideError, UsageError  # noqa: E402
+from normgen.operators.forms import Uses  # noqa: E402
 from normgen.problem.question import Direction  # noqa: E402
 from normgen.torch import calls  # noqa: E402
 from tests.operators.cases import FUNCTIONS, IDS  # noqa: E402
-from tests.torch.cases import case, to_torch  # noqa: E402
+from tests.torch.cases import case, forgotten, readies, to_torch  # noqa: E402
 
 
 def arguments(function: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -430,12 +431,11 @@ def test_the_emitted_text_gets_what_it_asks_for_and_its_results_have_their_names
 
     monkeypatch.setattr(calls, "takes_a_kernel", lambda *_: True)
     monkeypatch.setattr(calls, "handle", on_the_cpu)
-    monkeypatch.setattr(made.operator._calls, "_ready", {})
-    monkeypatch.setattr(made.operator.eager, "_steps", {})
+    known = forgotten(made.operator, monkeypatch)
     by_kernel = results(made(**arguments(function, leaves)))
     found = torch.autograd.grad(by_kernel, [leaves[name] for name in wrt], by)
-    assert all(type(ready._made).__name__ == "Wrapped" for ready in made.operator._calls._ready.values())
-    assert {key[0].direction for key in made.operator._calls._ready if hasattr(key[0], "direction")} == {
+    assert all(type(ready._made).__name__ == "Wrapped" for ready in readies(known))
+    assert {key[0].form.direction for key in known if isinstance(key, tuple) and isinstance(key[0], Uses)} == {
         Direction.BACKWARD
     }
     for got, want in zip((*by_kernel, *found), (*by_formula, *wants), strict=True):
@@ -502,11 +502,10 @@ def test_the_emitted_text_has_the_gradients_of_groups(
     wants = torch.autograd.grad(y, list(leaves.values()), dy)
     monkeypatch.setattr(calls, "takes_a_kernel", lambda *_: True)
     monkeypatch.setattr(calls, "handle", on_the_cpu)
-    monkeypatch.setattr(norm._calls, "_ready", {})
-    monkeypatch.setattr(norm.eager, "_steps", {})
+    known = forgotten(norm, monkeypatch)
     found = torch.autograd.grad(norm(**leaves), list(leaves.values()), dy)
-    assert len(norm._calls._ready) == 2  # both directions
-    assert all(type(ready._made).__name__ == "Wrapped" for ready in norm._calls._ready.values())
+    assert len(readies(known)) == 2  # both directions
+    assert all(type(ready._made).__name__ == "Wrapped" for ready in readies(known))
     for name, got, want in zip(leaves, found, wants, strict=True):
         assert got.shape == given[name].shape
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

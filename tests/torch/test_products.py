@@ -233,7 +233,7 @@ def test_only_the_gradient_that_is_asked_for_is_found_and_vmap_and_fakes_have_it
     given["w"] = given["w"].detach()
     y = function(**given)
     step, *_ = y.grad_fn.call
-    assert step.kept.form.gradients == ("x",)
+    assert step.kept.uses.form.gradients == ("x",)
     assert step.kept.saved == ("w",)
     batched = torch.vmap(function.function, in_dims=(0, None))(torch.randn(4, 5, INNER), given["w"])
     assert batched.shape == (4, 5, COLS)

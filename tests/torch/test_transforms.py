@@ -114,3 +114,25 @@ def test_a_second_derivative_is_refused_under_torch_func_too(device: str) -> Non
     first = torch.func.grad(lambda x: ng.softmax(x).square().sum())
     with pytest.raises(UsageError, match="first derivative and no second one"):
         torch.func.grad(lambda x: first(x).square().sum())(x)
+
+
+BY_HEADS = """
+name = "heads_of_examples"
+[tensors]
+x = "input"
+weight = "head_parameter"
+y = "output"
+[formulas]
+y = "x * weight"
+"""
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (1, 1), (None, 0)])
+def test_the_heads_of_an_example_are_its_own(dims: tuple[int | None, ...], device: str) -> None:
+    """Rows are of head r % heads: with heads of all examples behind each other they would be another one's."""
+    made = ng.operator(BY_HEADS)
+    x, weight = torch.randn(4, 4, 2, 3, 8, device=device), torch.randn(4, 4, 3, 8, device=device)
+    x, weight = x[0] if dims[0] is None else x[:, 0], weight[0, 0] if dims[1] is None else weight[0]
+    x = x.movedim(0, dims[0]) if dims[0] is not None else x
+    weight = weight.movedim(0, dims[1]) if dims[1] is not None else weight
+    same(torch.vmap(made, dims)(x, weight), torch.vmap(lambda x, w: x * w, dims)(x, weight))

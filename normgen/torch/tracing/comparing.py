@@ -18,10 +18,8 @@ from typing import Any, cast
 import torch
 
 from normgen.errors import NormgenError, UsageError
-from normgen.operators.forms import Form
-from normgen.problem.question import Direction
 from normgen.spec.spec import Role
-from normgen.torch.calls import name_of
+from normgen.torch.calls import dtypes_of, name_of
 from normgen.torch.operators import Operator
 from normgen.torch.tracing.conditioning import Wide, moved_by_roundings, wide
 from normgen.torch.tracing.sampling import randn, samples
@@ -324,14 +322,9 @@ class _Exact:
             self.dtype = torch.promote_types(self.dtype, dtype)
         self.places = [self.operators.written.index(name) for name in found.returns]
         self.names = [tensor.name for tensor in self.calls.reads]
-        form = Form(
-            direction=Direction.FORWARD,
-            written=self.operators.written,
-            dtypes=self.calls.dtypes(self.stand_ins),
-            out=name_of(self.dtype),
-        )
-        self.written = [use.name for use in self.calls.problem(form).writes]
-        self.forward = torch_function(self.calls.problem(form).problem, is_exact=True)
+        uses = self.calls.forward(self.operators.written, dtypes_of(self.stand_ins), self.dtype)
+        self.written = [use.name for use in uses.writes]
+        self.forward = torch_function(uses.problem, is_exact=True)
         every = [
             tensor.has_gradient and dtype.is_floating_point
             for tensor, dtype in zip(self.calls.reads, (t.dtype for t in self.stand_ins), strict=True)
@@ -339,7 +332,7 @@ class _Exact:
         self.asked, self.refusal = every, ""
         try:
             if any(every):
-                self.operators.what_is_kept(every, self.stand_ins, self.dtype)
+                self.operators.kept(every, self.stand_ins, self.dtype)
         except NormgenError as error:
             self.asked, self.refusal = [False] * len(every), error.rule
 
@@ -349,13 +342,12 @@ class _Exact:
         return [found[name] for name in self.operators.written]
 
     def gradients(self, known: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor | None]:
-        kept = self.operators.what_is_kept(self.asked, self.stand_ins, self.dtype)
+        kept = self.operators.kept(self.asked, self.stand_ins, self.dtype)
         given = {name: known[place] for name, place in zip(kept.saved, kept.places, strict=True)}
         given |= {f"d{name}": t for name, t in zip(self.operators.outputs, cotangents, strict=False)}
-        problem = self.calls.problem(kept.form)
         with torch.no_grad():
-            found = torch_function(problem.problem, is_exact=True)(given)
-        by_name = {name: found[use.name] for use in problem.writes for name in (use.of, *use.also)}
+            found = torch_function(kept.uses.problem, is_exact=True)(given)
+        by_name = {name: found[use.name] for use in kept.uses.writes for name in (use.of, *use.also)}
         shapes = dict(zip(self.names, (t.shape for t in known), strict=False))
         return [
             by_name[n].reshape(shapes[n]) if n in by_name and a else None
