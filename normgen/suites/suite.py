@@ -61,7 +61,7 @@ class Entry:
 
     def arguments(self) -> dict[str, Any]:
         """What `tune` is asked for the entry, as plain values."""
-        return {"op": self.op, **self.problem.question.arguments(), **self.place.as_dict()}
+        return {"op": self.op, **self.problem.arguments(), **self.place.as_dict()}
 
     @property
     def label(self) -> str:

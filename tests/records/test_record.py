@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS
-from normgen.records.record import Outcome, ProblemKey, Record, is_better, parse_line
+from normgen.records.record import Outcome, Record, is_better, parse_line
 from normgen.records.statistics import Price, Times
 from normgen.schedule.schedule import Schedule
 from tests.export.cases import GPU_CHECK
@@ -23,7 +23,7 @@ RESOURCES = {
 
 def record(us: float = 14.0, **changes: Any) -> Record:
     values: dict[str, Any] = {
-        "problem": ProblemKey.of(problem()),
+        "problem": problem().question,
         "schedule": Schedule(threads_per_row=64, vector=4),
         "outcome": Outcome.OK,
         "measured": True,
@@ -174,7 +174,7 @@ def test_a_winner_that_was_timed_next_to_the_old_one_replaces_it_whatever_the_cl
 
 def test_a_record_of_another_spec_or_emitted_text_is_replaced_whatever_its_time() -> None:
     old = record(us=10.0, text="0123456789abcdef")
-    new_spec = dataclasses.replace(ProblemKey.of(problem()), spec_sha256="cd" * 32)
+    new_spec = dataclasses.replace(problem().question, spec_sha256="cd" * 32)
     assert is_better(record(us=14.0, problem=new_spec), old)
     assert is_better(record(us=14.0, schedule=Schedule()), old, text_now=lambda _: "fedcba9876543210")
     assert not is_better(record(us=14.0, schedule=Schedule()), old, text_now=lambda _: "0123456789abcdef")
@@ -182,9 +182,9 @@ def test_a_record_of_another_spec_or_emitted_text_is_replaced_whatever_its_time(
 
 
 def test_the_slot_ignores_the_spec_text() -> None:
-    key = ProblemKey.of(problem())
+    key = problem().question
     assert dataclasses.replace(key, spec_sha256="x").slot() == key.slot()
-    assert key.slot() != ProblemKey.of(problem(rows=1)).slot()
+    assert key.slot() != problem(rows=1).question.slot()
 
 
 CHAIN = Times(n=40, median=10.0, p05=9.9, p95=10.1, low=9.95, high=10.05)
