@@ -31,6 +31,7 @@ class Option(NamedTuple):
     help     None: the option's values say it
     example  of a pair
     several  the option is said once for each pair, not once for all
+    option   the one that says it, where that has another name, and other values
     """
 
     kind: type
@@ -38,6 +39,7 @@ class Option(NamedTuple):
     help: str | None
     example: str = ""
     several: bool = False
+    option: str = ""
 
 
 class Asked(TypedDict, total=False):
@@ -62,7 +64,7 @@ class Asked(TypedDict, total=False):
     dtypes: Annotated[
         Mapping[str, Any] | None, Option(dict, None, "Where others differ: weight=f32,bias=f32.", "weight=f32")
     ]
-    direction: Annotated[str, Option(str, Direction.FORWARD.value, None)]
+    direction: Annotated[str, Option(Direction, Direction.FORWARD.value, None)]
     without: Annotated[Collection[str], Option(tuple, (), "Optional tensors that are absent: bias,mean.")]
     gradients: Annotated[
         Collection[str] | None, Option(tuple, None, "Backward: differentiate by these only: x, or weight,bias.")
@@ -84,8 +86,13 @@ class Asked(TypedDict, total=False):
             True,
         ),
     ]
-    col_stride: Annotated[int, Option(int, 1, "Reduce this axis of --shape, 0 the first: the last one if left out.")]
-    inner: Annotated[int | None, Option(int, None, "inner=4096: the length of the axis that a product sums.")]
+    col_stride: Annotated[
+        int, Option(int, 1, "Reduce this axis of --shape, 0 the first: the last one if left out.", option="axis")
+    ]
+    inner: Annotated[
+        int | None,
+        Option(int, None, "inner=4096: the length of the axis that a product sums.", several=True, option="size"),
+    ]
     pitch: Annotated[int | None, Option(int, None, "Elements from row start to row start (default: cols).")]
     batches: Annotated[int | None, Option(int, None, "How many; or heads (default: first, or last, size of rows).")]
     align: Annotated[int, Option(int, PLAIN_ALIGN, "Bytes that divide base pointers.")]
