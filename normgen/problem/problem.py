@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
-from normgen.problem.question import TERMS, Asked, Direction, Question, Terms, promises_of, whole
+from normgen.problem.question import PROMISES, TERMS, Asked, Direction, Question, Terms, whole
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import (
     TensorUse,
@@ -390,7 +390,7 @@ def make_problem(
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
     asked = whole(question, "make_problem")
-    promised = promises_of(asked)
+    promised: dict[str, Any] = {name: question.get(name, False) for name in PROMISES}
     direction, without, dtypes, gradients = asked["direction"], asked["without"], asked["dtypes"], asked["gradients"]
     col_stride, pitch, align = asked["col_stride"], asked["pitch"], asked["align"]
     sizes = sizes_of(shape)

@@ -42,6 +42,16 @@ class Option(NamedTuple):
     option: str = ""
 
 
+Names = Collection[str]
+Stored = Mapping[str, Any] | None
+Pairs = Mapping[str, str] | None
+Size = int | None
+_IN_PLACE = "h=residual: the output h overwrites that input."
+_LAYOUT = "scale=column_major, packed, swizzled: how an output of groups lies; w=cols_inner: a matrix."
+_AXIS = "Reduce this axis of --shape, 0 the first: the last one if left out."
+_INNER = "inner=4096: the length of the axis that a product sums."
+
+
 class Asked(TypedDict, total=False):
     """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
 
@@ -61,40 +71,19 @@ class Asked(TypedDict, total=False):
     """
 
     dtype: Annotated[Any, Option(str, "f32", "f32, f16 or bf16, or fp32, half, ...: of the first input.")]
-    dtypes: Annotated[
-        Mapping[str, Any] | None, Option(dict, None, "Where others differ: weight=f32,bias=f32.", "weight=f32")
-    ]
+    dtypes: Annotated[Stored, Option(dict, None, "Where others differ: weight=f32,bias=f32.", "weight=f32")]
     direction: Annotated[str, Option(Direction, Direction.FORWARD.value, None)]
-    without: Annotated[Collection[str], Option(tuple, (), "Optional tensors that are absent: bias,mean.")]
-    gradients: Annotated[
-        Collection[str] | None, Option(tuple, None, "Backward: differentiate by these only: x, or weight,bias.")
-    ]
+    without: Annotated[Names, Option(tuple, (), "Optional tensors that are absent: bias,mean.")]
+    gradients: Annotated[Names | None, Option(tuple, None, "Backward: differentiate by these only: x, or weight,bias.")]
     accumulate: Annotated[bool, Option(bool, False, "Backward: add to the gradients instead of overwriting them.")]
     deterministic: Annotated[bool, Option(bool, False, "The same bits in every run: no atomics on sums.")]
     batch_invariant: Annotated[bool, Option(bool, False, "A row's bits depend on no other row, nor on where it lies.")]
-    in_place: Annotated[
-        Mapping[str, str] | None,
-        Option(dict, None, "h=residual: the output h overwrites that input.", "h=residual", True),
-    ]
-    layout: Annotated[
-        Mapping[str, str] | None,
-        Option(
-            dict,
-            None,
-            "scale=column_major, packed, swizzled: how an output of groups lies; w=cols_inner: a matrix.",
-            "w=cols_inner",
-            True,
-        ),
-    ]
-    col_stride: Annotated[
-        int, Option(int, 1, "Reduce this axis of --shape, 0 the first: the last one if left out.", option="axis")
-    ]
-    inner: Annotated[
-        int | None,
-        Option(int, None, "inner=4096: the length of the axis that a product sums.", several=True, option="size"),
-    ]
-    pitch: Annotated[int | None, Option(int, None, "Elements from row start to row start (default: cols).")]
-    batches: Annotated[int | None, Option(int, None, "How many; or heads (default: first, or last, size of rows).")]
+    in_place: Annotated[Pairs, Option(dict, None, _IN_PLACE, "h=residual", True)]
+    layout: Annotated[Pairs, Option(dict, None, _LAYOUT, "w=cols_inner", True)]
+    col_stride: Annotated[int, Option(int, 1, _AXIS, "", False, "axis")]
+    inner: Annotated[Size, Option(int, None, _INNER, "", True, "size")]
+    pitch: Annotated[Size, Option(int, None, "Elements from row start to row start (default: cols).")]
+    batches: Annotated[Size, Option(int, None, "How many; or heads (default: first, or last, size of rows).")]
     align: Annotated[int, Option(int, PLAIN_ALIGN, "Bytes that divide base pointers.")]
     stable_parameters: Annotated[bool, Option(bool, False, "Promise: no kernel still running writes parameters.")]
 
@@ -110,10 +99,6 @@ def whole(question: Mapping[str, Any], function: str) -> Asked:
     if unknown := [name for name in question if name not in ASKED]:
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
     return cast(Asked, {name: question.get(name, option.default) for name, option in ASKED.items()})
-
-
-def promises_of(asked: Mapping[str, Any]) -> dict[str, bool]:
-    return {name: asked[name] for name in PROMISES}
 
 
 def _promise(description: str, said: str = "") -> Any:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,10 +15,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import normgen
 from normgen.cli.options import problem_arguments, problem_options
 from normgen.cli.problems import read_problem
 from normgen.errors import NormgenError, UsageError
 from normgen.problem.problem import Problem, make_problem
+from normgen.problem.question import LINE, PROMISES, Question, Terms
 from normgen.problem.words import file_stem, header_stem, options
 from normgen.program.source import problem_for
 from normgen.records.questions import arguments_of, problem_of
@@ -95,6 +101,37 @@ def test_the_words_of_a_question_are_those_that_differ_from_the_defaults() -> No
     plain = problem_for(spec, shape="8x768", dtype="bf16", dtypes={"weight": "f32"}, without=["bias"])
     words = options(plain)
     assert words == ["--shape", "8x768", "--dtype", "bf16", "--dtypes", "weight=f32", "--without", "bias"]
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_is_said_wherever_a_question_is_and_nowhere_unless_it_is_made(promise: str) -> None:
+    spec = load("layernorm")
+    plain, made = (problem_for(spec, shape="8x768", direction="backward", **more) for more in ({}, {promise: True}))
+    assert (getattr(plain, promise), getattr(made, promise)) == (False, True)
+    assert (plain.promises, made.promises) == ((), (promise,))
+    assert made.arguments() == plain.arguments() | {promise: True}
+    assert options(made) == [*options(plain), f"--{promise.replace('_', '-')}"]
+    assert header_stem(made) == f"{header_stem(plain)}_{promise}"
+    assert made.question.as_dict() == plain.question.as_dict() | {promise: True}
+    assert Question.of(made.question.as_dict()) == made.question != plain.question
+    assert made.question.slot() != plain.question.slot()
+    assert (plain.question.flags, len(made.question.flags)) == ([], 1)
+    assert problem_of(made.question, spec) == made
+
+
+def test_every_fact_of_a_question_stands_in_the_schema_of_records() -> None:
+    known = json.loads(Path(normgen.__file__).with_name("records").joinpath("schema.json").read_text(encoding="utf-8"))[
+        "properties"
+    ]
+    assert known.keys() >= {*LINE} == {field.name for field in fields(Question)}
+    assert {known[name]["type"] for name in PROMISES} == {"boolean"}
+    assert {*PROMISES, "any_cols"} == {field.name for field in fields(Terms) if field.default is False}
+
+
+@pytest.mark.parametrize("asked", [normgen.kernel, partial(problem_for, load("layernorm"))])
+def test_a_keyword_that_is_no_fact_of_a_question_is_a_type_error(asked: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"\(\) got an unexpected keyword argument 'promise'"):
+        asked(shape="8x768", promise=True)
 
 
 def test_what_takes_the_place_of_what_is_part_of_the_question() -> None:
