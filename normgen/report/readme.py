@@ -25,6 +25,8 @@ from normgen.ladder.page import page as ladder_page
 from normgen.ladder.rungs import Ladder, load_ladder
 from normgen.pipeline import emit
 from normgen.problem.question import DESCRIBED
+from normgen.problem.scales import ScaleLayout
+from normgen.problem.tensors import MATRIX_LAYOUTS
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
@@ -241,10 +243,12 @@ def rendered(text: str, root: Path = ROOT) -> str:
 
 
 def with_facts(schema: str) -> str:
-    """The schema of records with the promises of a question, and the values that each knob may have."""
+    """The schema of records with the promises and layouts of a question, and the values that each knob may have."""
     plain = json.loads(schema)
     for name, said in DESCRIBED.items():
         plain["properties"].setdefault(name, {}).update({"type": "boolean", "description": said})
+    layouts = {*ScaleLayout, *MATRIX_LAYOUTS} - {ScaleLayout.ROW_MAJOR}
+    plain["properties"]["layout"]["additionalProperties"] = {"enum": sorted(layouts)}
     plain["properties"]["schedule"]["properties"] = {knob.name: {"enum": list(knob.values)} for knob in TABLE}
     return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS
+from normgen.problem.scales import ScaleLayout
+from normgen.program.source import problem_for
 from normgen.records.record import Outcome, Record, is_better, parse_line
 from normgen.records.statistics import Price, Times
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load
 from tests.export.cases import GPU_CHECK
 from tests.measure.simulated import problem
 
@@ -19,6 +22,11 @@ RESOURCES = {
     "kernel": "k", "threads": 128, "registers": 32, "spill_bytes": 0, "stack_bytes": 0, "static_shared_bytes": 0,
     "dynamic_shared_bytes": 0,
 }  # fmt: skip
+
+LAYOUTS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
+    *(("quantize_to_mxfp4", {"scale": layout.value}, {}) for layout in ScaleLayout if layout != ScaleLayout.ROW_MAJOR),
+    ("linear", {"w": "cols_inner"}, {"inner": 64}),
+]
 
 
 def record(us: float = 14.0, **changes: Any) -> Record:
@@ -85,6 +93,14 @@ def test_the_layout_of_scales_is_part_of_the_line_only_where_there_is_one() -> N
     assert not plain.serves(laid_out.problem)
     with pytest.raises(ValueError, match="layout"):
         parse_line(laid_out.line().replace("column_major", "by_column"))
+
+
+@pytest.mark.parametrize(("spec", "layout", "more"), LAYOUTS)
+def test_a_record_of_any_layout_is_read_again(spec: str, layout: dict[str, str], more: dict[str, Any]) -> None:
+    asked = problem_for(load(spec), shape="256x2048", layout=layout, **more)
+    laid_out = record(problem=asked.question)
+    assert laid_out.problem.as_dict()["layout"] == layout
+    assert parse_line(laid_out.line()) == laid_out
 
 
 def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_order() -> None:
