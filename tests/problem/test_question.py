@@ -31,8 +31,8 @@ from tests.samples import CORE, sized
 
 DTYPES = ("f32", "f16", "bf16")
 PLAIN_OPTIONS = {
-    **dict.fromkeys(("shape", "dtype", "direction", "pitch", "batches", "align", "accumulate", "deterministic")),
-    **dict.fromkeys(("batch_invariant", "stable_parameters"), False),
+    **dict.fromkeys(("shape", "dtype", "direction", "pitch", "batches", "align")),
+    **dict.fromkeys(PROMISES, False),
     **{"dtypes": "", "without": "", "gradients": "", "in_place": (), "layout": (), "size": ()},
 }
 # Those that the others are like: with optional outputs, labels, groups, values of rows, single numbers.
