@@ -226,12 +226,13 @@ class Question(Terms):
 
 TERMS = tuple(fact.name for fact in fields(Terms))
 _PAIRS = ("dtypes", "in_place", "layout")
-_FIRST = ("op", "spec_sha256", "direction", "rows", "cols")  # of a line, where newer facts come behind older ones
+# A record's line keeps the order in which the first records had their facts, and later ones behind them.
+_FIRST = ("op", "spec_sha256", "direction", "rows", "cols")
 _LAST = ("in_place", "layout", "batches", "inner", "col_stride")
 LINE = (*_FIRST, "dtypes", *(name for name in TERMS if name not in {*_FIRST, *_LAST}), *_LAST)
 DESCRIBED = {fact.name: fact.metadata["description"] for fact in fields(Terms) if fact.metadata}
 _DEFAULTS = {fact.name: fact.default for fact in fields(Question)}
-_LEFT_OUT = {*DESCRIBED, *_LAST}  # of a line, where they are as by default
+_LEFT_OUT = {*DESCRIBED, *_LAST}  # of a line, where they have their defaults
 _UNUSUAL = (*("batches", "inner", "col_stride"), *PROMISES, *("in_place", "layout", "any_cols"))
 _FLAGS = {
     fact.name: fact.metadata.get("said") or fact.name.replace("_", " ")
