@@ -18,13 +18,10 @@ import click
 
 from normgen.errors import UsageError
 from normgen.files.shipped import shipped
+from normgen.problem.question import ASKED, Direction, Option
 from normgen.records.place import Context, Setting
 from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S
 
-_PLAIN = (
-    *("shape", "dtype", "direction", "pitch", "batches", "align"),
-    *("accumulate", "deterministic", "batch_invariant", "stable_parameters"),
-)
 STDOUT = "-"
 LONGEST_HELP = 400  # characters of a first sentence
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -62,40 +59,36 @@ def problem_options_or_suite(command: Command) -> Command:
 
 
 def _problem_options(command: Command, *, is_required: bool) -> Command:
-    options = (
+    named = (
         click.option(
             "--op", default="layernorm", show_default=True, callback=_op, help="A built-in spec, or a TOML file."
         ),
         click.option("--shape", required=is_required, callback=_shape, help="[.., cols], for example 8x1024x768."),
-        click.option(
-            "--dtype",
-            default="f32",
-            show_default=True,
-            help="f32, f16 or bf16, or fp32, half, ...: of the first input.",
-        ),
-        click.option("--dtypes", default="", help="Where others differ: weight=f32,bias=f32."),
-        click.option("--direction", type=click.Choice(["forward", "backward"]), default="forward", show_default=True),
-        click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
-        click.option("--gradients", default="", help="Backward: differentiate by these only: x, or weight,bias."),
-        click.option("--accumulate", is_flag=True, help="Backward: add to the gradients instead of overwriting them."),
-        click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
-        click.option(
-            "--batch-invariant", is_flag=True, help="A row's bits depend on no other row, nor on where it lies."
-        ),
-        click.option("--in-place", multiple=True, help="h=residual: the output h overwrites that input."),
-        click.option(
-            "--layout",
-            multiple=True,
-            help="scale=column_major, packed, swizzled: how an output of groups lies; w=cols_inner: a matrix.",
-        ),
-        click.option("--axis", type=int, help="Reduce this axis of --shape, 0 the first: the last one if left out."),
-        click.option("--size", multiple=True, help="inner=4096: the length of the axis that a product sums."),
-        click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
-        click.option("--batches", type=int, help="How many; or heads (default: first, or last, size of rows)."),
-        click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
-        click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )
+    options = (*named, *(_option(name, fact) for name, fact in ASKED.items()))
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def _option(name: str, fact: Option) -> Callable[[Command], Command]:
+    """That of one fact of a question."""
+    more: dict[str, Any] = {}
+    if fact.several:
+        more = {"multiple": True}
+    elif fact.kind is bool:
+        more = {"is_flag": True}
+    elif fact.kind in (tuple, dict):
+        more = {"default": ""}
+    elif fact.kind is Direction:
+        more = {"type": click.Choice([direction.value for direction in Direction])}
+    elif fact.kind is int:
+        more = {"type": int}
+    if fact.default and not fact.option:
+        more |= {"default": fact.default, "show_default": True}
+    return click.option(_flag(fact.option or name), help=fact.help, **more)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _shape(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
@@ -169,13 +162,7 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
     Raises UsageError for a tensor or an axis that is named twice.
     """
-    plain = {name: options[name] for name in _PLAIN}
-    named = {"dtypes": parse_pairs(options["dtypes"], "weight=f32"), "without": parse_names(options["without"])}
-    for option, example in (("in_place", "h=residual"), ("layout", "w=cols_inner")):
-        pairs = options[option]
-        named |= {option: parse_pairs(" ".join(pairs), example)}
-        if len(named[option]) < len(pairs):
-            raise UsageError(f"--{option.replace('_', '-')} names a tensor once", received=" ".join(pairs))
+    asked = {name: _value(name, fact, options[name]) for name, fact in ASKED.items() if not fact.option}
     lengths = parse_pairs(" ".join(options["size"]), "inner=4096")
     sizes: dict[str, Any] = {name: parse_size(name, size) for name, size in lengths.items()}
     if len(sizes) < len(options["size"]):
@@ -185,7 +172,19 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
         shape, col_stride = along_axis(options["shape"], options["axis"])
         sizes |= {"shape": "x".join(map(str, shape))} | ({"col_stride": col_stride} if col_stride != 1 else {})
-    return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}
+    return {"shape": options["shape"]} | asked | sizes
+
+
+def _value(name: str, fact: Option, given: Any) -> Any:
+    """A fact as Python asks for it, of what its option was given."""
+    if fact.kind is tuple:
+        return parse_names(given) or fact.default
+    if fact.kind is not dict:
+        return given
+    pairs = parse_pairs(" ".join(given) if fact.several else given, fact.example)
+    if fact.several and len(pairs) < len(given):
+        raise UsageError(f"{_flag(name)} names a tensor once", received=" ".join(given))
+    return pairs
 
 
 def parse_size(name: str, text: str) -> int:

@@ -23,6 +23,7 @@ from normgen.export.groups import leaving_problem
 from normgen.files.decoded import parse_json
 from normgen.files.private import write_atomically
 from normgen.pipeline import emit
+from normgen.problem.words import file_stem
 from normgen.records.record import Record, from_dict
 from normgen.spec.spec import Spec
 
@@ -70,7 +71,7 @@ def write_cubins(records: Iterable[Record], spec_of: Callable[[Record], Spec], f
         problem = leaving_problem(record, spec_of(record))
         module, arch = emit(problem, record.schedule), int(record.device["arch"])
         cubin = compile_module(module, arch)
-        file = f"{problem.question.file_stem}_{module.digest[:12]}_sm{arch}.cubin"
+        file = f"{file_stem(problem)}_{module.digest[:12]}_sm{arch}.cubin"
         write_atomically(folder / file, cubin.data)
         entries.append(
             {

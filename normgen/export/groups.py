@@ -11,13 +11,14 @@ from normgen.device import Device, device_from
 from normgen.errors import UsageError
 from normgen.export.proof import SpecOf, require_proven, require_usable
 from normgen.files.private import to_stderr
-from normgen.problem.problem import Problem, said_dtypes
-from normgen.problem.question import PLAIN_ALIGN, Direction
+from normgen.problem.problem import Problem
+from normgen.problem.question import PLAIN_ALIGN, Direction, Question
+from normgen.problem.words import header_stem
 from normgen.program.source import problem_for
 from normgen.records.nearest import place_rank
 from normgen.records.place import DEFAULT_PLACE
 from normgen.records.questions import problem_of
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.schedule.plan import alignment_of
 from normgen.spec.spec import Role, Spec
 
@@ -102,13 +103,13 @@ class Group:
 
 def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     """The same problem for any cols, without some tensors. An odd pitch promises nothing about row starts."""
-    asked, whole = problem.question, problem.spec.whole_cols
+    whole = problem.spec.whole_cols
     cols = -(-1024 // whole) * whole
-    pitch = cols + (2 if cols % 2 else problem.packed)
-    dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
-    general = replace(asked, rows=1, cols=cols, batches=1, pitch=pitch, align=align, any_cols=True, dtypes=dtypes)
-    general = replace(general, inner=cols if asked.inner else 0)
-    return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
+    sizes = {"shape": (1, cols), "inner": cols if problem.inner else None, "batches": None}
+    dtypes = {name: dtype for name, dtype in problem.named_dtypes.items() if name not in without}
+    layout = {"pitch": cols + (2 if cols % 2 else problem.packed), "align": align}
+    general = {"dtypes": dtypes, "without": without, "any_cols": True, "stable_parameters": False}
+    return problem_for(problem.spec, **problem.arguments() | sizes | layout | general)
 
 
 CALLED = "calls it from Python; `normgen export --cubin` writes its machine code"
@@ -178,11 +179,7 @@ def with_header(records: Sequence[Record], spec_of: SpecOf) -> list[Record]:
 
 def header_name(problem: Problem) -> str:
     """layernorm_fwd_f32: of the header that a problem's kernels stand in."""
-    return _name(_base(problem))
-
-
-def _name(base: Problem) -> str:
-    return base.question.header_stem(said_dtypes(base.spec, base.question))
+    return header_stem(_base(problem))
 
 
 def groups_of(
@@ -199,7 +196,7 @@ def groups_of(
     for record in records:
         entry = Entry(record=record, problem=header_problem(record, spec_of(record)))
         base = _base(entry.problem)
-        name, arch = _name(base), entry.device.arch
+        name, arch = header_stem(base), entry.device.arch
         if archs and arch not in archs:
             continue
         if bases.setdefault(name, base).spec.sha256 != base.spec.sha256:
@@ -222,7 +219,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
         rank = place_rank(record.place, DEFAULT_PLACE)
         return not record.measured, rank is None, rank or 0, entry.device.name, record.schedule.key
 
-    best: dict[ProblemKey, Entry] = {}
+    best: dict[Question, Entry] = {}
     for entry in sorted(entries, key=preference):
         best.setdefault(entry.record.problem, entry)
     optional = tuple(
@@ -230,7 +227,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
         for t in base.spec.tensors
         if t.optional
         and not t.role.is_written
-        and t.name in dict(base.question.dtypes)
+        and t.name in base.named_dtypes
         and t.name not in (base.gradients or ())
         and not base.is_overwritten(t.name)
     )
@@ -269,7 +266,6 @@ def _base(problem: Problem) -> Problem:
     """
     left_out = (Role.OUTPUT, *([Role.STATISTIC] if problem.direction is Direction.BACKWARD else []))
     without = tuple(n for n in problem.absent if problem.spec.tensor(n).role in left_out)
-    pitch = problem.cols * problem.col_stride
-    plain = replace(problem.question, without=without, pitch=pitch, align=PLAIN_ALIGN)
-    base = problem_for(problem.spec, **plain.arguments()).with_rows(1)
+    plain = {"without": without, "pitch": problem.cols * problem.col_stride, "align": PLAIN_ALIGN}
+    base = problem_for(problem.spec, **problem.arguments() | plain).with_rows(1)
     return replace(base, cols=1, pitch=1, inner=min(1, base.inner))

@@ -21,7 +21,7 @@ from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.questions import problem_of, why_unfit
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Spec
@@ -110,7 +110,7 @@ def proven(record: Record, spec: Spec, *, tell: Callable[[str], None] = to_stder
     Raises VerificationError for one whose kernel is unfit, or wrong, or cannot be compared here.
     """
     problem = _fit(record, spec)
-    key, why = ProblemKey.of(problem), why_unproven(record, problem)
+    key, why = problem.question, why_unproven(record, problem)
     if key == record.problem and why is None:
         return record
     if cannot := why_unchecked(problem):

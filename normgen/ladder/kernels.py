@@ -77,7 +77,7 @@ def around_tile(part: Part) -> tuple[Part, ...]:
         batches = {"batches": 2} if part.problem.rows_per_batch else {}
         shape = f"{at['rows'] * batches.get('batches', 1)}x{at['cols']}"
         around = {"shape": shape, "inner": at["inner"], "pitch": None, **batches}
-        asked = part.problem.question.arguments() | around
+        asked = part.problem.arguments() | around
         problem = problem_for(part.problem.spec, **asked)
         found.append(Part(problem=problem, timed=problem, schedule=s))
     return tuple(found)

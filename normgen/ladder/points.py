@@ -11,7 +11,7 @@ from normgen.files.names import plain_path
 from normgen.ladder.kernels import knobs_of
 from normgen.ladder.rungs import load_ladder
 from normgen.problem.problem import Problem
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, kept, kept_of, record_folders
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS
@@ -102,7 +102,7 @@ def _records(device: Device, name: str) -> list[Record]:
 def _best(problem: Problem, records: list[Record], name: str) -> Record:
     """The fastest usable record of the problem, measured before predicted; else the only usable one there is."""
     usable = [r for r in records if r.is_usable]
-    key = ProblemKey.of(problem)
+    key = problem.question
     found = [r for r in usable if r.serves(key)] or (usable if len(usable) == 1 else [])
     if not found:
         rule = f"no record of {problem} is there"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
-from normgen.problem.question import Direction, Question
+from normgen.problem.question import PROMISES, TERMS, Asked, Direction, Question, Terms, whole
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import (
     TensorUse,
@@ -32,48 +32,21 @@ from normgen.spec.spec import OUTPUTS, READ, Role, Sizes, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What a kernel is generated for.
+class Problem(Terms):
+    """What a kernel is generated for; `Terms` has the facts that are not here.
 
     tensors   every tensor of the launch in ABI order: outputs, then inputs. One that is written in place of another has
               no pointer of its own
-    pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols. Of rows side by side
-              that between one col_stride of them and the next; >= cols * col_stride
     rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
               the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches,
               nor has one that is null to a kernel of any columns.
               Of heads, which are the batches of a spec that has those, row r has number r % batches
-    inner     length of the axis inner, which a product of matrices sums; 0: no tensor of the spec has it
-    col_stride  elements from one of a row to its next. 1: they lie side by side. Else so many rows lie side by side,
-              and element (r, c) at r // col_stride * pitch + c * col_stride + r % col_stride: an axis in the middle is
-              reduced, or the first one
-    align     bytes every base pointer is a multiple of; one of row values of its element's size
-    any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant; such a kernel takes null
-              for optional tensors whose `absent` formula is a number, and writes no gradient of them then
-    accumulate  the written gradients are added to, not overwritten
-    deterministic  the same bits in every run: no atomics on sums. Only set where there are sums over rows; all else
-                is summed in a fixed order anyway
-    batch_invariant  a row's bits depend neither on how many rows there are nor on which of them it is
-    stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
-                       parameters (weights at inference): a dependent launch may read them before it waits
     absent    optional tensors of the spec that are not there
     """
 
     spec: Spec
-    direction: Direction = Direction.FORWARD
-    rows: int
-    cols: int
     tensors: tuple[TensorUse, ...]
-    pitch: int
     rows_per_batch: int = 0
-    inner: int = 0
-    col_stride: int = 1
-    align: int = 16
-    any_cols: bool = False
-    accumulate: bool = False
-    deterministic: bool = False
-    batch_invariant: bool = False
-    stable_parameters: bool = False
     absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
@@ -293,38 +266,40 @@ class Problem:
         return written if len(written) < len(sources) else None
 
     @cached_property
+    def named_dtypes(self) -> dict[str, str]:
+        """The stored dtype of each tensor that takes part, by its name in the spec and in the spec's order."""
+        stored = {name: t.dtype.name for t in self.tensors for name in (t.of or t.name, *t.also)}
+        return {t.name: stored[t.name] for t in self.spec.tensors if t.name in stored}
+
+    @property
+    def first(self) -> str:
+        """The tensor whose dtype a question names."""
+        return first_of(self.spec, self.named_dtypes)
+
+    @cached_property
     def stored_dtypes(self) -> dict[str, str]:
         """The dtype of every tensor of the spec, by name; of those that take no part the one they would have."""
-        question = self.question
-        here = {name: dtype_named(dtype) for name, dtype in question.dtypes}
-        return {n: d.name for n, d in followed_dtypes(self.spec, dtype_named(question.dtype), here).items()}
+        here = {name: dtype_named(dtype) for name, dtype in self.named_dtypes.items()}
+        found = followed_dtypes(self.spec, here[self.first], here)
+        return {name: dtype.name for name, dtype in found.items()}
 
     @cached_property
     def question(self) -> Question:
-        """What was asked for."""
-        stored = {name: t.dtype.name for t in self.tensors for name in (t.of or t.name, *t.also)}
+        """What was asked for, as records say it."""
         return Question(
             op=self.spec.name,
-            rows=self.rows,
-            cols=self.cols,
-            dtype=first_dtype(self.spec, stored),
-            dtypes=tuple((t.name, stored[t.name]) for t in self.spec.tensors if t.name in stored),
-            direction=self.direction,
-            without=self.absent,
-            gradients=self.gradients,
-            pitch=self.pitch,
-            batches=max(1, self.batches),
-            inner=self.inner,
-            col_stride=self.col_stride,
-            align=self.align,
-            any_cols=self.any_cols,
-            accumulate=self.accumulate,
-            deterministic=self.deterministic,
-            batch_invariant=self.batch_invariant,
-            stable_parameters=self.stable_parameters,
+            spec_sha256=self.spec.sha256,
+            dtypes=tuple((name, t.dtype.name) for t in self.tensors for name in t.results),
             in_place=self.in_place,
             layout=self.layout,
+            batches=max(1, self.batches),
+            **{name: getattr(self, name) for name in TERMS},
         )
+
+    def arguments(self) -> dict[str, Any]:
+        """What was asked for, as `problem_for` takes it behind the spec: see `Question.arguments`."""
+        asked, stored = self.question.arguments, self.named_dtypes
+        return asked(dtype=stored[self.first], dtypes=stored, without=self.absent, gradients=self.gradients)
 
     @cached_property
     def stable_tensors(self) -> frozenset[str]:
@@ -353,21 +328,9 @@ class Problem:
         return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols}{inner} {self.dtype.name}"
 
 
-def first_dtype(spec: Spec, stored: Mapping[str, str]) -> str:
-    """The dtype a question names: that of the first input that takes part, else, backward, of the first output."""
-    return next(stored[t.name] for t in (*spec.inputs, *spec.outputs) if t.name in stored)
-
-
-def said_dtypes(spec: Spec, question: Question) -> dict[str, str]:
-    """The stored dtypes that a question must name: those that do not follow from its dtype and the others named."""
-    said: dict[str, DType] = {}
-    first = dtype_named(question.dtype)
-    while True:
-        found = followed_dtypes(spec, first, said)
-        other = next((pair for pair in question.dtypes if found[pair[0]].name != pair[1]), None)
-        if other is None:
-            return {name: dtype.name for name, dtype in said.items()}
-        said[other[0]] = dtype_named(other[1])
+def first_of(spec: Spec, there: Collection[str]) -> str:
+    """The tensor whose dtype a question names: the first input that takes part, else, backward, the first output."""
+    return next(t.name for t in (*spec.inputs, *spec.outputs) if t.name in there)
 
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
@@ -412,51 +375,30 @@ def make_problem(
     spec: Spec,
     *,
     shape: str | int | tuple[int, ...],
-    dtype: Any = "f32",
-    dtypes: Mapping[str, Any] | None = None,
-    direction: str = "forward",
-    without: Collection[str] = (),
-    inner: int | None = None,
-    col_stride: int = 1,
-    pitch: int | None = None,
-    batches: int | None = None,
-    align: int = 16,
     any_cols: bool = False,
-    accumulate: bool = False,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    stable_parameters: bool = False,
-    in_place: Mapping[str, str] | None = None,
-    layout: Mapping[str, str] | None = None,
     reads: Collection[str] | None = None,
-    gradients: Collection[str] | None = None,
     equal: Collection[tuple[str, ...]] = (),
+    **question: Unpack[Asked],
 ) -> Problem:
     """The problem of running `spec` on `shape` = [.., cols], "8x1024x768", a tuple, or cols alone.
 
-    dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
-    dtypes     tensor name -> dtype, where it differs (mixed precision)
-    without    optional tensors that are not there
-    batches    of equally many rows, where a tensor has a row for each (default: the first size of a shape of three or
-               more, else 1); of heads how many there are (default: the last size but one of three or more)
-    inner      length of the axis inner, where a tensor of the spec has it
-    col_stride  of `shape` = [rows, cols], how many neighbouring rows lie side by side: see `Problem`, and `along_axis`
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
-    gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
                is added to what is there; that of an optional tensor, which may be left out, is stored by itself
-    in_place   written tensor -> the read tensor whose memory it takes
-    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`); row_major where nothing is said;
-               matrix -> the order of its axes, and of its gradient's, where it is not the spec's
+    question   dtype, direction, without, ...: see `Asked`
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
+    asked = whole(question, "make_problem")
+    promised: dict[str, Any] = {name: question.get(name, False) for name in PROMISES}
+    direction, without, dtypes, gradients = asked["direction"], asked["without"], asked["dtypes"], asked["gradients"]
+    col_stride, pitch, align = asked["col_stride"], asked["pitch"], asked["align"]
     sizes = sizes_of(shape)
     rows, cols = fold_shape(sizes)
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
     _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
-    stored = stored_dtypes(spec, dtype, dtypes or {})
+    stored = stored_dtypes(spec, asked["dtype"], dtypes or {})
     here = [t for t in spec.tensors if t.name not in without]
     is_forward = direction == Direction.FORWARD
     if not is_forward:
@@ -464,9 +406,9 @@ def make_problem(
     tensors = (
         forward_tensors(here, stored, spec.group)
         if is_forward
-        else backward_tensors(spec, here, stored, reads, gradients, () if accumulate else equal)
+        else backward_tensors(spec, here, stored, reads, gradients, () if asked["accumulate"] else equal)
     )
-    inner = _inner(spec, inner)
+    inner = _inner(spec, asked["inner"])
     if spec.has_inner and max(rows, cols, inner) > LARGEST_TILED:
         rule = f"rows, cols and inner of a product are at most {LARGEST_TILED}: its kernels end tiles within 31 bits"
         raise UsageError(rule, received=f"rows {rows}, cols {cols}, inner {inner}")
@@ -486,12 +428,13 @@ def make_problem(
     _check_stride(spec, tensors, rows, col_stride, any_cols=any_cols)
     _check_layout(tensors, cols, col_stride, pitch, align)
     _check_packed(spec, tensors, cols, cols if pitch is None else pitch, any_cols=any_cols)
-    if batch_invariant and any(t.role is Role.SEED for t in here):
+    if asked["batch_invariant"] and any(t.role is Role.SEED for t in here):
         rule = "a row's random numbers are those of its place: it cannot be batch-invariant"
         raise UsageError(rule, received=f"spec '{spec.name}' draws them")
-    tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
-    tensors = tensors_laid_out(tensors, layout or {})
+    tensors = tensors_in_place(tensors, asked["in_place"] or {}, accumulate=asked["accumulate"])
+    tensors = tensors_laid_out(tensors, asked["layout"] or {})
     tensors = tensors_that_may_be_null(spec, tensors) if any_cols else tensors
+    promised["deterministic"] = promised["deterministic"] and any(t.is_over_rows for t in tensors)
     return Problem(
         spec=spec,
         direction=Direction(direction),
@@ -499,16 +442,13 @@ def make_problem(
         cols=cols,
         tensors=tensors,
         pitch=cols * col_stride if pitch is None else pitch,
-        rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
+        rows_per_batch=_rows_per_batch(spec, tensors, sizes, asked["batches"]),
         inner=inner,
         col_stride=col_stride,
         align=align,
         any_cols=any_cols,
-        accumulate=accumulate,
-        deterministic=deterministic and any(t.is_over_rows for t in tensors),
-        batch_invariant=batch_invariant,
-        stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
+        **promised,
     )
 
 

@@ -76,7 +76,7 @@ def kernel_problem(problem: Problem) -> Problem:
     there = [t.name for t in problem.spec.statistics if t.name in problem.absent and t.optional]
     for name in there if problem.direction is Direction.FORWARD else ():
         without = tuple(n for n in problem.absent if n != name)
-        fuller = problem_for(problem.spec, **replace(problem.question, without=without).arguments())
+        fuller = problem_for(problem.spec, **problem.arguments() | {"without": without})
         if _row_work(fuller) == _row_work(problem):
             problem = fuller
     return problem
@@ -147,14 +147,12 @@ def with_null(problem: Problem, names: Collection[str]) -> Problem:
 
     Its rows are in as many batches, whether or not a tensor of batches is left: the kernel is told so.
     """
-    question = problem.question
-    asked = replace(
-        question,
-        without=tuple(sorted({*problem.absent, *names})),
-        dtypes=tuple((name, dtype) for name, dtype in question.dtypes if name not in names),
-        gradients=None if question.gradients is None else tuple(n for n in question.gradients if n not in names),
-    )
-    found = problem_for(problem.spec, **asked.arguments())
+    asked = problem.arguments() | {
+        "without": sorted({*problem.absent, *names}),
+        "dtypes": {name: dtype for name, dtype in problem.named_dtypes.items() if name not in names},
+        "gradients": None if problem.gradients is None else [n for n in problem.gradients if n not in names],
+    }
+    found = problem_for(problem.spec, **asked)
     return replace(found, rows=problem.rows, rows_per_batch=problem.rows_per_batch, any_cols=problem.any_cols)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from normgen.cuda.arrays import ON_CPU
 from normgen.device import Device
@@ -22,7 +22,7 @@ from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.export.cubins import Cubins, read_cubins
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, along_axis, sizes_of
-from normgen.problem.question import PLAIN_ALIGN
+from normgen.problem.question import ASKED, Asked, whole
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
 from normgen.python.executor import Executor, executor_for
@@ -48,25 +48,11 @@ def kernel(
     shape: str | int | tuple[int, ...],
     axis: int | None = None,
     rows: str | None = None,
-    dtype: Any = "float32",
-    direction: str = "forward",
     present: Collection[str] | None = None,
-    without: Collection[str] = (),
-    dtypes: Mapping[str, Any] | None = None,
-    gradients: Collection[str] | None = None,
-    inner: int | None = None,
-    pitch: int | None = None,
-    batches: int | None = None,
-    align: int = PLAIN_ALIGN,
-    accumulate: bool = False,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    stable_parameters: bool = False,
-    in_place: Mapping[str, str] | None = None,
-    layout: Mapping[str, str] | None = None,
     device: int | str = 0,
     schedule: Schedule | None = None,
     cubins: str | Path | None = None,
+    **question: Unpack[Asked],
 ) -> Kernel:
     """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
 
@@ -76,9 +62,15 @@ def kernel(
                which lie 8192 apart, and is not copied. Arrays have that shape, but for the size of the first axis where
                that is another one; row values have it without the axis, parameters the axis alone
     rows       "any", or a shape of (-1, cols) or "*xcols": the schedule follows the rows of each call (`AnyRows`)
+    present    the optional tensors the caller passes or wants; None: all but those of `without`
+    device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
+               with every access checked. Records are for GPUs: the schedule is then the default one for an H200
+    schedule   use this one instead of looking for a record
+    cubins     a folder that `normgen export --cubin` wrote: its records alone are looked up, and its machine code is
+               loaded, so that nothing is compiled, unless an array has a layout that needs a general kernel
+    question   the other keywords, all of them in `problem.question.Asked`:
     dtype      by name, or an object of numpy, ml_dtypes, torch or jax. An output of f4e2m1 is an array of uint8 with
                two codes a byte, [.., cols / 2], or one of torch.float4_e2m1fn_x2
-    present    the optional tensors the caller passes or wants; None: all but those of `without`
     dtypes     stored dtypes that differ from `dtype`, by tensor name
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
     inner      length of the axis inner, where a tensor of the spec has it
@@ -100,29 +92,28 @@ def kernel(
                scales of a byte: whole tiles of 128 rows and four groups, [rows rounded up, groups rounded up] or any
                other sizes; what is allocated has these, and zeros where there is no row or group
                matrix -> the order of its axes and of its gradient's, {"w": "cols_inner"}: torch's Linear
-    device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
-               with every access checked. Records are for GPUs: the schedule is then the default one for an H200
-    schedule   use this one instead of looking for a record
-    cubins     a folder that `normgen export --cubin` wrote: its records alone are looked up, and its machine code is
-               loaded, so that nothing is compiled, unless an array has a layout that needs a general kernel
 
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
     a GPU, NoCompilerError on the CPU without a C++ compiler, CompileError if the text is refused.
     """
     spec = spec_of(op)
-    without, gradients = _names(without), None if gradients is None else _names(gradients)
+    asked = whole(question, "kernel")
+    asked["without"] = _names(asked["without"])
+    if asked["gradients"] is not None:
+        asked["gradients"] = _names(asked["gradients"])
     present = None if present is None else _names(present)
-    pairs = {"dtypes": dtypes, "in_place": in_place, "layout": layout}
-    if wrong := [(name, value) for name, value in pairs.items() if not isinstance(value, Mapping | None)]:
-        name, value = wrong[0]
-        raise UsageError(f"{name} is a mapping of a tensor's name", received=repr(value), hint=_PAIRS[name])
+    for name, value in question.items():
+        if ASKED[name].kind is dict and not isinstance(value, Mapping | None):
+            raise UsageError(f"{name} is a mapping of a tensor's name", received=repr(value), hint=_PAIRS[name])
     if not isinstance(schedule, Schedule | None):
         hint = "leave it out for the best record, or the default schedule; `normgen show --schedule` takes a text"
         raise UsageError("a schedule is a Schedule", received=repr(schedule), hint=hint)
-    if present is not None and without:
-        raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
+    if present is not None:
+        if without := asked["without"]:
+            raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
+        asked["without"] = _all_but(present, spec)
     sizes, is_any = _sizes(shape, rows)
-    col_stride, behind = 1, 0
+    behind = 0
     if axis is not None and not (is_any and axis in (-1, _axes(shape) - 1)):
         if is_any:
             rule = (
@@ -133,28 +124,9 @@ def kernel(
             )
             raise UsageError(rule, received=f"axis {axis} of {shape!r}", hint=hint)
         behind = len(sizes)
-        sizes, col_stride = along_axis(sizes, axis)
-        behind = behind - len(sizes) if col_stride == 1 else 0
-    problem = problem_for(
-        spec,
-        shape=sizes,
-        dtype=dtype,
-        dtypes=dtypes or {},
-        direction=direction,
-        without=without if present is None else _all_but(present, spec),
-        gradients=gradients,
-        inner=inner,
-        col_stride=col_stride,
-        pitch=pitch,
-        batches=batches,
-        align=align,
-        accumulate=accumulate,
-        deterministic=deterministic,
-        batch_invariant=batch_invariant,
-        stable_parameters=stable_parameters,
-        in_place=in_place,
-        layout=layout,
-    )
+        sizes, asked["col_stride"] = along_axis(sizes, axis)
+        behind = behind - len(sizes) if asked["col_stride"] == 1 else 0
+    problem = problem_for(spec, shape=sizes, **asked)
     executor = executor_for(device)
     found = read_cubins(Path(cubins)) if cubins is not None else None
     maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found, behind=behind)

@@ -143,11 +143,7 @@ def _problem_name(record: Record) -> str:
     layout += [f"stride {key.col_stride}"] if key.col_stride != 1 else []
     layout += [f"batches {key.batches}"] if key.batches != 1 else []
     layout += [f"align {key.align}"] if key.align != 16 else []
-    layout += ["any cols"] if key.any_cols else []
-    layout += ["accumulate"] if key.accumulate else []
-    layout += ["deterministic"] if key.deterministic else []
-    layout += ["batch-invariant"] if key.batch_invariant else []
-    layout += ["stable parameters"] if key.stable_parameters else []
+    layout += key.flags
     layout += [f"{written} in place of {read}" for written, read in key.in_place]
     layout += [f"{name} {order}" for name, order in key.layout]
     head = f"{key.op} {key.direction} {key.rows}x{key.cols} {tensors}"

@@ -28,10 +28,11 @@ from typing import NamedTuple
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.problem.question import Question
 from normgen.program.classes import ProgramClass, class_of
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.questions import why_other
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.schedule.cutting import at_most
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
@@ -88,7 +89,7 @@ def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, p
 
     Measured ones come before predicted ones, what was measured in place before what was measured alone.
     """
-    own = ProblemKey.of(problem)
+    own = problem.question
 
     def far_off(record: Record) -> float:
         far = distance(record.problem, problem)
@@ -166,30 +167,30 @@ def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
     return predicted_us(problem, _default(problem, device), device, hot=hot)
 
 
-def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
+def is_same_kind(tuned: Question, problem: Problem) -> bool:
     """Whether two problems differ in shape, layout and statistics at most; a promise is no less than the tuned one.
 
     A kernel that writes in place is the same kernel but for its pointers: its problem takes what was tuned without.
     """
     statistics = _statistics(problem)
 
-    def kind(key: ProblemKey) -> tuple[object, ...]:
+    def kind(key: Question) -> tuple[object, ...]:
         dtypes = tuple((name, dtype) for name, dtype in key.dtypes if name not in statistics)
         beside = key.col_stride > 1
         return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate, beside
 
     kept = problem.stable_parameters or not tuned.stable_parameters
     kept = kept and tuned.in_place in ((), problem.in_place)
-    return kept and kind(tuned) == kind(ProblemKey.of(problem))
+    return kept and kind(tuned) == kind(problem.question)
 
 
-def distance(tuned: ProblemKey, problem: Problem) -> float:
+def distance(tuned: Question, problem: Problem) -> float:
     """In octaves of rows; see the module's docstring."""
     return LIKENESS[class_of(problem)].distance(tuned, problem)
 
 
-def _distance_of_rows(tuned: ProblemKey, problem: Problem) -> float:
-    own, statistics, size = ProblemKey.of(problem), _statistics(problem), problem.dtype.bytes
+def _distance_of_rows(tuned: Question, problem: Problem) -> float:
+    own, statistics, size = problem.question, _statistics(problem), problem.dtype.bytes
     far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
     there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
     far += OTHER_WIDTH if there != here else 0.0
@@ -262,19 +263,19 @@ def _statistics(problem: Problem) -> frozenset[str]:
     return frozenset(tensor.name for tensor in problem.spec.statistics)
 
 
-def _vector_bytes(key: ProblemKey, size: int) -> int:
+def _vector_bytes(key: Question, size: int) -> int:
     """The widest access, up to 16 bytes, that rows of elements of `size` bytes are made of."""
     return math.gcd(key.align, size * key.pitch, size * key.cols, VECTOR_BYTES)
 
 
-def _distance_of_tiles(tuned: ProblemKey, problem: Problem) -> float:
-    own = ProblemKey.of(problem)
+def _distance_of_tiles(tuned: Question, problem: Problem) -> float:
+    own = problem.question
     sizes = ((tuned.rows, own.rows), (tuned.cols, own.cols), (tuned.inner, own.inner))
     return sum(_octaves(there, here) for there, here in sizes)
 
 
-def _distance_of_lanes(tuned: ProblemKey, problem: Problem) -> float:
-    own = ProblemKey.of(problem)
+def _distance_of_lanes(tuned: Question, problem: Problem) -> float:
+    own = problem.question
     shared_out = _octaves(tuned.cols, own.cols) + _octaves(tuned.col_stride, own.col_stride)
     return _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * shared_out
 
@@ -294,7 +295,7 @@ def _leaves_no_tile_idle(_: Neighbour, __: Problem, ___: Device) -> bool:
 class Likeness(NamedTuple):
     """How far off a record is from a problem, its schedule as it fits there, and whether that leaves lanes idle."""
 
-    distance: Callable[[ProblemKey, Problem], float]
+    distance: Callable[[Question, Problem], float]
     fitted: Callable[[Record, Problem, Device], Schedule | None]
     leaves_idle: Callable[[Neighbour, Problem, Device], bool]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import replace
+from typing import Any
 
 from normgen.device import TARGETS, Device, device_from
 from normgen.errors import NormgenError, UsageError
-from normgen.problem.problem import Problem, first_dtype, said_dtypes
+from normgen.problem.problem import Problem, first_of
 from normgen.problem.question import Direction, Question
+from normgen.problem.words import options
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.schedule.legality import refusal
 from normgen.spec.spec import Spec
 
@@ -27,8 +29,7 @@ def tune_command(
     op      the spec as the command line takes it: its name, or the path of its file
     target  the GPU to predict for, where none is used
     """
-    asked = problem.question
-    shape, size, *rest = asked.options(said_dtypes(problem.spec, asked))
+    shape, size, *rest = options(problem)
     words = ["normgen", "tune", shape, size, *(["--op", op] if op != "layernorm" else []), *rest]
     words += place.options()
     words += ["--seed", str(seed)] if seed else []
@@ -36,50 +37,33 @@ def tune_command(
     return shlex.join(words)
 
 
-def question_of(key: ProblemKey, spec: Spec) -> Question:
-    """The question of a key, whose dtypes are by the names of the launch's tensors: x, dx, dy."""
-    stored = dict(key.dtypes)
-    backward = key.direction == Direction.BACKWARD
+def arguments_of(question: Question, spec: Spec) -> dict[str, Any]:
+    """As `Problem.arguments`: the tensors of a question are those of a launch, by their names there: x, dx, dy."""
+    stored = dict(question.dtypes)
+    backward = question.direction is Direction.BACKWARD
     names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
     dtypes = {name: stored[n] for name, n in names.items()}
     given = [t.name for t in spec.tensors if not t.role.is_written]
     kept = {*(spec.saved if backward else ()), *(t.name for t in (*spec.outputs, *spec.statistics)), *given}
-    without = tuple(sorted(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names))
-    asked_by = tuple(name for name in given if f"d{name}" in stored)
+    without = sorted(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names)
+    asked_by = [name for name in given if f"d{name}" in stored]
     by_all = {n for n in given if spec.tensor(n).has_gradient} - {*without} == {*asked_by}
-    return Question(
-        op=key.op,
-        rows=key.rows,
-        cols=key.cols,
-        dtype=first_dtype(spec, dtypes),
-        dtypes=tuple(dtypes.items()),
-        direction=Direction(key.direction),
-        without=without,
-        gradients=asked_by if backward and not by_all else None,
-        pitch=key.pitch,
-        align=key.align,
-        any_cols=key.any_cols,
-        accumulate=key.accumulate,
-        deterministic=key.deterministic,
-        batch_invariant=key.batch_invariant,
-        stable_parameters=key.stable_parameters,
-        in_place=key.in_place,
-        layout=key.layout,
-        batches=key.batches,
-        inner=key.inner,
-        col_stride=key.col_stride,
-    )
+    gradients = asked_by if backward and not by_all else None
+    return question.arguments(dtype=dtypes[first_of(spec, dtypes)], dtypes=dtypes, without=without, gradients=gradients)
 
 
-def problem_of(key: ProblemKey, spec: Spec) -> Problem:
-    """The problem of a key. Raises UsageError if the spec's text, or what it reads and writes, is another one today."""
+def problem_of(key: Question, spec: Spec) -> Problem:
+    """The problem of a record's question.
+
+    Raises UsageError if the spec's text, or what it reads and writes, is another one today.
+    """
     if key.spec_sha256 != spec.sha256:
         raise UsageError(
             f"a record of {key.op} must be of the present text of its spec",
             received=f"{key.rows} x {key.cols} of {key.spec_sha256[:12]}, the spec is {spec.sha256[:12]}",
         )
-    problem = problem_for(spec, **question_of(key, spec).arguments())
-    if ProblemKey.of(problem) != key:
+    problem = problem_for(spec, **arguments_of(key, spec))
+    if problem.question != key:
         found = ", ".join(t.name for t in problem.tensors)
         received = ", ".join(key.present)
         raise UsageError(f"{key.op} {key.direction} takes {found}", received=f"a record of {received}")
@@ -102,7 +86,7 @@ def why_other(record: Record, problem: Problem) -> str | None:
     problem  that question's, or one of the same spec
     """
     try:
-        own = problem if record.problem == ProblemKey.of(problem) else problem_of(record.problem, problem.spec)
+        own = problem if record.problem == problem.question else problem_of(record.problem, problem.spec)
     except NormgenError as error:
         return f"its question is none of its spec: {error.received or error.rule}"
     return _other_bytes(record, own)

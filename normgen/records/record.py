@@ -43,7 +43,7 @@ from normgen.device import TARGETS, device_from
 from normgen.errors import NormgenError
 from normgen.files.decoded import parse_json
 from normgen.files.names import Part, name_part
-from normgen.problem.problem import Problem
+from normgen.problem.question import Question
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.statistics import Price, Times
 from normgen.records.validity import check_record
@@ -55,95 +55,10 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemKey:
-    """What a record says of its problem.
-
-    dtypes  every tensor of the launch, in ABI order, and beside a gradient those that it stands for as well
-    """
-
-    op: str
-    spec_sha256: str
-    direction: str
-    rows: int
-    cols: int
-    dtypes: tuple[tuple[str, str], ...]
-    pitch: int
-    align: int
-    any_cols: bool = False
-    accumulate: bool = False
-    deterministic: bool = False
-    batch_invariant: bool = False
-    stable_parameters: bool = False
-    in_place: tuple[tuple[str, str], ...] = ()
-    layout: tuple[tuple[str, str], ...] = ()
-    batches: int = 1
-    inner: int = 0
-    col_stride: int = 1
-
-    @staticmethod
-    def of(problem: Problem) -> ProblemKey:
-        return ProblemKey(
-            op=problem.spec.name,
-            spec_sha256=problem.spec.sha256,
-            direction=problem.direction.value,
-            rows=problem.rows,
-            cols=problem.cols,
-            dtypes=tuple((name, t.dtype.name) for t in problem.tensors for name in t.results),
-            pitch=problem.pitch,
-            align=problem.align,
-            any_cols=problem.any_cols,
-            accumulate=problem.accumulate,
-            deterministic=problem.deterministic,
-            batch_invariant=problem.batch_invariant,
-            stable_parameters=problem.stable_parameters,
-            in_place=problem.in_place,
-            layout=problem.layout,
-            batches=problem.question.batches,
-            inner=problem.inner,
-            col_stride=problem.col_stride,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """In a record's line; a promise only where it is made, batches, inner and places only where there are some."""
-        plain = asdict(self) | {name: dict(getattr(self, name)) for name in ("dtypes", *_PAIRS)}
-        return {name: value for name, value in plain.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
-
-    @property
-    def present(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.dtypes)
-
-    @property
-    def packed(self) -> bool:
-        return self.pitch == self.cols * self.col_stride
-
-    def slot(self) -> tuple[Any, ...]:
-        """Everything but the spec's hash: a new text of a built-in spec replaces the lines of the old one."""
-        return (
-            self.op,
-            self.direction,
-            self.cols,
-            self.rows,
-            self.dtypes,
-            self.pitch,
-            self.align,
-            self.any_cols,
-            self.accumulate,
-            self.deterministic,
-            self.batch_invariant,
-            self.stable_parameters,
-            self.in_place,
-            self.layout,
-            self.batches,
-            self.inner,
-            self.col_stride,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Record:
     """One result with all its evidence; see the module's docstring for the fields."""
 
-    problem: ProblemKey
+    problem: Question
     place: Place = DEFAULT_PLACE
     schedule: Schedule
     text: str = ""
@@ -241,7 +156,7 @@ class Record:
         copy_us = self.roofs_us.get("copy")
         return self.cost_us / copy_us if self.cost_us and copy_us else None
 
-    def serves(self, key: ProblemKey) -> bool:
+    def serves(self, key: Question) -> bool:
         """Whether the record is one of this problem.
 
         A deterministic one is served by every record whose kernel sums columns in a fixed order, a batch-invariant one
@@ -297,13 +212,6 @@ class Record:
 
 
 PRICE_SLACK = 0.05  # of T: a price is a median over rounds of T - T0, and not the difference of their medians
-_PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
-# Fields of the problem that a line leaves out where they have these values: not promised, one batch, no axis inner.
-_LEFT_OUT = {
-    **{"deterministic": False, "batch_invariant": False, "stable_parameters": False},
-    **{"in_place": {}, "layout": {}, "batches": 1, "inner": 0, "col_stride": 1},
-}
-_PAIRS = ("in_place", "layout")  # of names
 _OPTIONAL = ("roofs_us", "alone_us", "flops", "text", "spec")  # not in every line
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -314,13 +222,6 @@ _PLAIN = (
 def parse_line(text: str) -> Record:
     """The record of one JSON line. Raises ValueError with what is wrong with it."""
     return from_dict(parse_json(text))
-
-
-def key_of(data: Mapping[str, Any]) -> ProblemKey:
-    """The problem of a parsed line, or of a sweep's header."""
-    fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_LEFT_OUT) if name in data}
-    fields |= {name: tuple(fields.get(name, {}).items()) for name in _PAIRS}
-    return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
 
 
 def place_of(data: Mapping[str, Any]) -> Place:
@@ -348,7 +249,7 @@ def from_dict(data: Any) -> Record:
     except NormgenError as error:
         raise ValueError(": ".join(part for part in (error.rule, error.received) if part)) from None
     record = Record(
-        problem=key_of(data),
+        problem=Question.of(data),
         place=place_of(data),
         schedule=schedule,
         outcome=Outcome(data["outcome"]),

@@ -20,8 +20,9 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.files.private import cache_root, distrust, make_private, private_folder, to_stderr
+from normgen.problem.question import Question
 from normgen.records.lines import append, aside_of, parsed, set_damaged_aside
-from normgen.records.record import Outcome, ProblemKey, Record, parse_line
+from normgen.records.record import Outcome, Record, parse_line
 from normgen.records.winners import gpu_slug
 from normgen.schedule.schedule import Schedule
 
@@ -64,7 +65,7 @@ def results_folder(root: Path | None = None) -> Path:
     return private_folder((root or cache_root()) / "results")
 
 
-def results_path(problem: ProblemKey, device: Device, root: Path | None = None) -> Path:
+def results_path(problem: Question, device: Device, root: Path | None = None) -> Path:
     """One file a problem and GPU model; the text of the spec is left out, so that a changed one can be explained."""
     digest = hashlib.sha256(repr(problem.slot()).encode()).hexdigest()[:10]
     name = f"{problem.op}_{problem.direction}_{problem.rows}x{problem.cols}_{digest}.jsonl"

@@ -23,14 +23,14 @@ from normgen.files.private import write_atomically
 from normgen.files.shipped import shipped
 from normgen.pipeline import answered
 from normgen.problem.problem import Problem
-from normgen.problem.question import Direction
+from normgen.problem.question import Direction, Question
 from normgen.program.source import kernel_problem
 from normgen.records.lines import Damaged, keep_aside, locked, parsed, told
 from normgen.records.lines import read as read_lines
 from normgen.records.nearest import Neighbour, is_of, is_of_kin, nearest, place_rank, searched_today
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.questions import problem_of, why_other
-from normgen.records.record import ProblemKey, Record, is_better, parse_line
+from normgen.records.record import Record, is_better, parse_line
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.given import Given
@@ -234,7 +234,7 @@ def lookup(
     (`why_other`). A problem that promises stable parameters takes records without the promise
     when there are none with it. A record of another text of the spec is a miss, with that reason.
     """
-    key = ProblemKey.of(problem)
+    key = problem.question
     known = records_of(device, folders) if records is None else records
     found = [r for r in known if place_rank(r.place, place) is not None]
     own = _of_it(problem, key, (r for r in found if is_of(r, device)), place)
@@ -254,7 +254,7 @@ def lookup(
     return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(problem, found, device))
 
 
-def _of_it(problem: Problem, key: ProblemKey, records: Iterable[Record], place: Place) -> Iterator[Record]:
+def _of_it(problem: Problem, key: Question, records: Iterable[Record], place: Place) -> Iterator[Record]:
     """Records of this problem, or of one whose kernel is that of this one; the best first."""
     known = list(records)
     keys = (key, replace(key, stable_parameters=False))
@@ -263,30 +263,30 @@ def _of_it(problem: Problem, key: ProblemKey, records: Iterable[Record], place: 
     yield from sorted(found, key=lambda r: (not r.measured, place_rank(r.place, place) or 0))
 
 
-def _of_same_kernel(problem: Problem, key: ProblemKey, records: Iterable[Record]) -> list[Record]:
+def _of_same_kernel(problem: Problem, key: Question, records: Iterable[Record]) -> list[Record]:
     """Records of this problem with more or fewer statistics, whose kernel is that of this one."""
     if problem.direction is not Direction.FORWARD:
         return []
-    kernel = ProblemKey.of(kernel_problem(problem))
+    kernel = kernel_problem(problem).question
     alike = [r for r in records if r.is_usable and r.serves(replace(key, dtypes=r.problem.dtypes))]
     answers = [(r, answered(problem_of(r.problem, problem.spec), r.schedule)) for r in alike]
     served = ((r, replace(its, batch_invariant=problem.batch_invariant)) for r, its in answers)
-    return [r for r, its in served if ProblemKey.of(its) == kernel]
+    return [r for r, its in served if its.question == kernel]
 
 
-def _other_statistics(asked: ProblemKey, tuned: ProblemKey) -> str:
+def _other_statistics(asked: Question, tuned: Question) -> str:
     more, fewer = tuned.present - asked.present, asked.present - tuned.present
     said = {"with": sorted(more), "without": sorted(fewer)}
     return "".join(f", {word} {' and '.join(names)}" for word, names in said.items() if names)
 
 
-def _why_same(same: Record, schedule: Schedule, key: ProblemKey, device: Device, place: Place) -> str:
+def _why_same(same: Record, schedule: Schedule, key: Question, device: Device, place: Place) -> str:
     """`tuned for this problem`; on which GPU, with which statistics and where."""
     reason = f"tuned for this problem{_on(same, device)}{_other_statistics(key, same.problem)}{_where(same, place)}"
     return reason + ("" if schedule == same.schedule else ", with two passes for its variance")
 
 
-def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
+def _of_problem(key: Question, records: Iterable[Record]) -> list[Record]:
     return [r for r in records if r.serves(key) and r.is_usable]
 
 
@@ -303,7 +303,7 @@ def _where(record: Record, asked: Place) -> str:
     return f", {record.place}" + (" (no record is in place yet)" if record.place.context is Context.ALONE else "")
 
 
-def _why_near(near: Neighbour, key: ProblemKey, device: Device, place: Place) -> str:
+def _why_near(near: Neighbour, key: Question, device: Device, place: Place) -> str:
     """`tuned for 4096x4096, the nearest to 5000x4000`; on which GPU, and whether the schedule had to be fitted."""
     tuned = near.record.problem
     fitted = "" if near.schedule == near.record.schedule else ", fitted"
@@ -331,7 +331,7 @@ def records_of(device: Device, folders: Iterable[Path] | None = None) -> Iterato
 
 
 def _why_missing(problem: Problem, found: Sequence[Record], device: Device) -> str:
-    key = ProblemKey.of(problem)
+    key = problem.question
     for own in (r for r in found if r.serves(key) and is_of(r, device)):
         why = refusal(problem, own.schedule, device) or (own.excess and f"errors are of their bound: {own.excess}")
         return f"the record of this problem is of no use: {why or why_other(own, problem) or own.outcome}"

@@ -16,9 +16,10 @@ from normgen.bench.result import Results, from_json
 from normgen.errors import NothingValidError, UsageError
 from normgen.files.decoded import parse_json
 from normgen.files.shipped import shipped
+from normgen.problem.question import Question
 from normgen.records.lines import told
 from normgen.records.place import Place
-from normgen.records.record import Outcome, ProblemKey, Record, key_of
+from normgen.records.record import Outcome, Record
 from normgen.records.winners import read as read_records
 from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
@@ -50,7 +51,7 @@ class Series:
     Every µs is a cost: the price of what was timed in place, the time of what was timed alone or predicted.
     """
 
-    problem: ProblemKey
+    problem: Question
     place: Place
     device: Mapping[str, Any] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)
@@ -224,7 +225,7 @@ def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
         for point in sweep.points
     )
     return Series(
-        problem=key_of(problem),
+        problem=Question.of(problem),
         place=header.place,
         device=header.device,
         versions=header.versions,

@@ -24,6 +24,9 @@ from normgen.ladder.page import FOLDER, index
 from normgen.ladder.page import page as ladder_page
 from normgen.ladder.rungs import Ladder, load_ladder
 from normgen.pipeline import emit
+from normgen.problem.question import DESCRIBED
+from normgen.problem.scales import ScaleLayout
+from normgen.problem.tensors import MATRIX_LAYOUTS
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
@@ -239,9 +242,13 @@ def rendered(text: str, root: Path = ROOT) -> str:
     return _PART.sub(part, text)
 
 
-def with_knobs(schema: str) -> str:
-    """The schema of records with the values that each knob may have."""
+def with_facts(schema: str) -> str:
+    """The schema of records with the promises and layouts of a question, and the values that each knob may have."""
     plain = json.loads(schema)
+    for name, said in DESCRIBED.items():
+        plain["properties"].setdefault(name, {}).update({"type": "boolean", "description": said})
+    layouts = {*ScaleLayout, *MATRIX_LAYOUTS} - {ScaleLayout.ROW_MAJOR}
+    plain["properties"]["layout"]["additionalProperties"] = {"enum": sorted(layouts)}
     plain["properties"]["schedule"]["properties"] = {knob.name: {"enum": list(knob.values)} for knob in TABLE}
     return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
@@ -252,7 +259,7 @@ def derived(name: str, old: str) -> str:
         return svg(_benches(ROOT))
     if name.startswith(f"{LADDERS}/"):
         return ladder_pages(ROOT)[name]
-    return with_knobs(old) if name == SCHEMA else rendered(old)
+    return with_facts(old) if name == SCHEMA else rendered(old)
 
 
 def main(arguments: list[str]) -> int:

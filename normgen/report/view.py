@@ -11,8 +11,9 @@ from typing import Any
 
 from normgen.bench.result import EntryResult, Provider, Results
 from normgen.files.shipped import VERSION
+from normgen.problem.question import Question
 from normgen.records.place import DEFAULT_PLACE
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import median
 from normgen.records.verified import told
 from normgen.report.evidence import SEARCH, Evidence, Series, Trial
@@ -60,13 +61,13 @@ class RoofLine:
         return tuple((cols, median(values)) for cols, values in sorted(by_cols.items()))
 
 
-def dtype_of(key: ProblemKey) -> str:
+def dtype_of(key: Question) -> str:
     """The dtype a problem is called by: that of the input x, else of the launch's first tensor."""
     dtypes = dict(key.dtypes)
     return dtypes.get("x") or key.dtypes[0][1]
 
 
-def problem_facts(key: ProblemKey) -> dict[str, Any]:
+def problem_facts(key: Question) -> dict[str, Any]:
     """What the page filters and labels by."""
     plain = {"op": key.op, "direction": key.direction, "dtype": dtype_of(key), "rows": key.rows, "cols": key.cols}
     return (

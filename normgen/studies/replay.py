@@ -27,8 +27,9 @@ from normgen.cost.model import predicted_us
 from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
+from normgen.problem.question import Question
 from normgen.records.questions import problem_of
-from normgen.records.record import Outcome, key_of
+from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.sweep_file import Header, Sweep
@@ -88,7 +89,8 @@ def landscape_of(sweep: Sweep) -> Landscape:
 def swept_problem(header: Header) -> Problem:
     """The problem a sweep measured. Raises UsageError when its spec is not built in."""
     spec = load(header.problem["op"])
-    return problem_of(key_of({**header.problem, "spec_sha256": spec.sha256}), spec)  # times outlive a reworded spec
+    reworded = {"spec_sha256": spec.sha256}  # times outlive that
+    return problem_of(Question.of({**header.problem, **reworded}), spec)
 
 
 def replay(land: Landscape, strategy: str, *, seeds: int, workers: int | None = None) -> Report:

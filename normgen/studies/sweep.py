@@ -29,7 +29,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.place import Place
-from normgen.records.record import Outcome, ProblemKey
+from normgen.records.record import Outcome
 from normgen.records.statistics import Times
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -349,7 +349,7 @@ def _header_maker(
         return header_of(
             legal,
             default=default,
-            problem=ProblemKey.of(problem).as_dict(),
+            problem=problem.question.as_dict(),
             place=place,
             device=facts.as_dict(),
             versions={

@@ -27,8 +27,9 @@ from normgen.device import device_from
 from normgen.errors import NormgenError, UsageError
 from normgen.files.decoded import XZ_MAGIC, parse_json, unpacked
 from normgen.files.private import write_atomically
+from normgen.problem.question import Question
 from normgen.records.place import Place
-from normgen.records.record import Outcome, key_of, place_of
+from normgen.records.record import Outcome, place_of
 from normgen.records.validity import check_fields
 from normgen.schedule.schedule import Schedule, schedule_from
 
@@ -185,7 +186,7 @@ def _header(path: Path, line: str) -> Header:
         header = Header(default=schedule_from(plain.pop("default")), knobs=knobs, place=place_of(where), **plain)
         same = {name: getattr(header, name) for name in ("device", "versions", "roof_us", "bytes", "seed")}
         check_fields({**header.problem, **same, "search": {"noise_floor": header.noise_floor}})
-        key_of({"spec_sha256": "", **header.problem})
+        Question.of({"spec_sha256": "", **header.problem})
         device_from(header.device)
         _check_time(header.chain_us)
         return header

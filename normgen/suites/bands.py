@@ -21,7 +21,7 @@ from normgen.errors import UsageError
 from normgen.problem.problem import LARGEST_SIZE, LARGEST_TILED, Problem
 from normgen.records.nearest import is_same_kind, place_rank
 from normgen.records.place import DEFAULT_PLACE, Place
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.records.winners import Lookup, lookup, records_of
 from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
@@ -99,7 +99,7 @@ class Bands:
         return moved if refusal(problem, moved, self._device) is None else order
 
     def _is_same_row(self, record: Record) -> bool:
-        own = ProblemKey.of(self._problem)
+        own = self._problem.question
         layouts = [(key.cols, key.pitch, key.align) for key in (own, record.problem)]
         return record.is_usable and layouts[0] == layouts[1]
 

@@ -16,7 +16,7 @@ without = ["rstd"]              # optional tensors that are absent
 gradients = ["x", "weight"]     # backward: of these alone
 pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
-stable_parameters = true        # the promise of `Problem.stable_parameters`
+stable_parameters = true        # a promise: one of `problem.question.PROMISES`
 in_place = { y = "x" }          # outputs that take the place of an input
 layout = { scale = "packed" }   # how scales of groups lie: row_major, column_major, packed, swizzled
 """
@@ -32,14 +32,14 @@ from typing import Any
 from normgen.errors import NormgenError, SpecError, UsageError, did_you_mean
 from normgen.files.names import is_plain
 from normgen.problem.problem import Problem
-from normgen.problem.question import Direction
+from normgen.problem.question import ASKED, PROMISES, Direction
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting, place_named
 from normgen.spec.reader import builtin_folder, load
 from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
-_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters", "in_place", "layout")
+_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", *PROMISES, "in_place", "layout")
 _ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "inner", "pitch", "align", "dtypes", "gradients")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "setting": tuple(Setting),
@@ -61,7 +61,7 @@ class Entry:
 
     def arguments(self) -> dict[str, Any]:
         """What `tune` is asked for the entry, as plain values."""
-        return {"op": self.op, **self.problem.question.arguments(), **self.place.as_dict()}
+        return {"op": self.op, **self.problem.arguments(), **self.place.as_dict()}
 
     @property
     def label(self) -> str:
@@ -75,7 +75,7 @@ class Entry:
         words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols * problem.col_stride else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
         words += [f"gradients={','.join(problem.gradients)}"] if problem.gradients else []
-        words += ["stable_parameters"] if problem.stable_parameters else []
+        words += problem.promises
         words += [f"{written}_over_{read}" for written, read in problem.in_place]
         words += [f"{name}_{layout}" for name, layout in problem.layout]
         return " ".join(words)
@@ -230,21 +230,8 @@ class _Reader:
 
     def entry(self, fields: Mapping[str, Any], shape: str, line_of: Any) -> Entry:
         try:
-            problem = problem_for(
-                load(fields["op"]),
-                shape=shape,
-                dtype=fields.get("dtype", "f32"),
-                dtypes=fields.get("dtypes", {}),
-                direction=fields.get("direction", "forward"),
-                without=fields.get("without", ()),
-                gradients=fields.get("gradients"),
-                inner=fields.get("inner"),
-                pitch=fields.get("pitch"),
-                align=fields.get("align", 16),
-                stable_parameters=fields.get("stable_parameters", False),
-                in_place=fields.get("in_place", {}),
-                layout=fields.get("layout", {}),
-            )
+            asked: Any = {name: value for name, value in fields.items() if name in ASKED}
+            problem = problem_for(load(fields["op"]), shape=shape, **asked)
         except NormgenError as error:
             raise self.error(error.rule, line_of(""), received=error.received, hint=error.hint) from None
         if problem.rows == 0:
@@ -256,13 +243,14 @@ class _Reader:
 
 def _form(key: str, value: Any) -> tuple[str, bool]:
     """What a key's value looks like, and whether this one does."""
-    if key in ("inner", "pitch", "align"):
+    kind = ASKED[key].kind if key in ASKED else str
+    if kind is int:
         return "a whole number", isinstance(value, int) and not isinstance(value, bool)
-    if key == "stable_parameters":
+    if kind is bool:
         return "true or false", isinstance(value, bool)
-    if key in ("without", "gradients"):
+    if kind is tuple:
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if key in ("dtypes", "in_place", "layout"):
+    if kind is dict:
         return 'a table of texts, as { weight = "f32" }', isinstance(value, dict) and all(
             isinstance(v, str) for v in value.values()
         )

@@ -22,7 +22,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.memory import Memory
 from normgen.records.place import Place
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.records.results import Environment, Results, canonical, results_path
 from normgen.records.winners import lookup, state_folder
 from normgen.schedule.default import default_schedule
@@ -108,7 +108,7 @@ def results_here(
         place=str(place),
         policy=canonical((policy or Policy()).as_dict()),
     )
-    return Results(results_path(ProblemKey.of(problem), device), here, report=report)
+    return Results(results_path(problem.question, device), here, report=report)
 
 
 def study_copy(run: Run) -> StudyCopy | None:

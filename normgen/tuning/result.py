@@ -49,7 +49,7 @@ class Result:
 
     def kernel(self, *, device: int | str = 0) -> normgen.Kernel:
         """The winner as a callable on a GPU by its number, or on the CPU: see `normgen.kernel`."""
-        asked = self.problem.question.arguments()
+        asked = self.problem.arguments()
         return normgen.kernel(self.problem.spec, **asked, device=device, schedule=self.record.schedule)
 
     def __repr__(self) -> str:

@@ -20,10 +20,11 @@ from normgen.errors import refusal_of
 from normgen.files.private import make_private
 from normgen.files.shipped import VERSION
 from normgen.problem.problem import Problem
+from normgen.problem.words import file_stem
 from normgen.records.lines import append
 from normgen.records.memory import Memory
 from normgen.records.place import Place
-from normgen.records.record import ProblemKey, Record
+from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, needs_state, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
@@ -130,7 +131,7 @@ class Run:
     def record(self, candidate: Settled, **evidence: Any) -> Record:
         """The candidate's record, with what the run knows."""
         return Record(
-            problem=ProblemKey.of(self.problem),
+            problem=self.problem.question,
             place=self.place,
             bytes=self.problem.compulsory_bytes,
             flops=flops(self.problem),
@@ -213,7 +214,7 @@ class Run:
     def asked(self) -> dict[str, Any]:
         """What must be the same for another process to go on with this run."""
         return {
-            "problem": ProblemKey.of(self.problem).as_dict(),
+            "problem": self.problem.question.as_dict(),
             "space": {name: list(values) for name, values in self.problem.searched_knobs.items()},
             "device": self.device.name,
             **self.place.as_dict(),
@@ -289,7 +290,7 @@ def _folder_of(run: Run, *, resume: bool) -> int:
 def _begin(run: Run) -> int:
     """A fresh folder, locked."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    name = f"{stamp}-{run.problem.question.file_stem}-{gpu_slug(run.device)}-{os.getpid()}"
+    name = f"{stamp}-{file_stem(run.problem)}-{gpu_slug(run.device)}-{os.getpid()}"
     run.folder = state_folder() / "runs" / name
     make_private(run.folder)
     lock = resuming.take(run.folder)

@@ -20,7 +20,7 @@ from normgen.measure.isolation.start import Found, Start
 from normgen.measure.timing import PROTOCOL
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.problem.question import Asked
+from normgen.problem.question import ASKED, Asked
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting, place_named
 from normgen.records.questions import tune_command
@@ -131,10 +131,9 @@ def tune(
 
 def _checked(question: Asked) -> Asked:
     """The question. Raises UsageError for an argument that `tune` does not have; Python accepts any keyword."""
-    known = sorted(Asked.__annotations__)
     for name in question:
-        if name not in known:
-            raise UsageError("tune has no such argument", received=name, hint=did_you_mean(name, known))
+        if name not in ASKED:
+            raise UsageError("tune has no such argument", received=name, hint=did_you_mean(name, sorted(ASKED)))
     return question
 
 

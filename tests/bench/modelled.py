@@ -12,7 +12,7 @@ from normgen.measure.gpu import COPY
 from normgen.measure.protocol import Check
 from normgen.problem.problem import Problem
 from normgen.records.place import Place
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.schedule import Schedule
 from tests.measure.fake_device import act, planted
@@ -67,7 +67,7 @@ class ModelledBench(SimulatedTimer):
 
 def tuned(problem: Problem, schedule: Schedule, us: float = 20.0) -> Record:
     return Record(
-        problem=ProblemKey.of(problem),
+        problem=problem.question,
         schedule=schedule,
         outcome=Outcome.OK,
         measured=True,

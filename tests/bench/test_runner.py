@@ -19,7 +19,7 @@ from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.records import nearest
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -76,7 +76,7 @@ class Told(Silent):
 
 def record(schedule: Schedule, us: float, place: Place = DEFAULT_PLACE) -> Record:
     return Record(
-        problem=ProblemKey.of(suite().entries[0].problem),
+        problem=suite().entries[0].problem.question,
         place=place,
         schedule=schedule,
         outcome=Outcome.OK,

@@ -31,11 +31,12 @@ from normgen.export import headers_of
 from normgen.export.proof import text_today
 from normgen.files.shipped import VERSION
 from normgen.pipeline import emit, programs_of
-from normgen.problem.problem import Problem, said_dtypes
+from normgen.problem.problem import Problem
+from normgen.problem.words import said_dtypes
 from normgen.program.ir import used_exprs
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_presets, list_specs, load
 from normgen.spec.spec import Spec
@@ -95,9 +96,8 @@ def problem_asked(question: dict[str, Any]) -> Problem:
 
 
 def question_of(problem: Problem) -> dict[str, Any]:
-    """What differs from the plain question, in the order of `Question.arguments`."""
-    asked = problem.question
-    said = asked.arguments() | {"dtypes": said_dtypes(problem.spec, asked)}
+    """What differs from the plain question, in the order of `Problem.arguments`."""
+    said = problem.arguments() | {"dtypes": said_dtypes(problem)}
     plain = PLAIN | {"pitch": problem.cols}
     return {"op": problem.spec.name, **{n: v for n, v in said.items() if n not in plain or v != plain[n]}}
 
@@ -133,7 +133,7 @@ def header_of(problem: Problem, schedule: Schedule) -> str:
     problem = problem.with_rows(problem.rows * HEADER_TIMES)
     device = target("h200")
     record = Record(
-        problem=ProblemKey.of(problem),
+        problem=problem.question,
         place=DEFAULT_PLACE,
         schedule=schedule,
         text=text_today(problem, schedule),

@@ -16,11 +16,11 @@ from normgen.errors import SpecError, UsageError, VerificationError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.problem.words import file_stem, options
 from normgen.program.ir import Reduce, Statement
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of as problem_of_key
-from normgen.records.record import ProblemKey
 from normgen.schedule.default import default_schedule, fallback_schedules
 from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
@@ -337,14 +337,13 @@ def test_batches_are_the_first_of_three_sizes_or_said() -> None:
 
 def test_a_question_is_asked_again_with_its_batches() -> None:
     problem = problem_for(ADALN, shape="8x4x32", dtype="bf16")
-    question = problem.question
-    assert question.options({})[-2:] == ["--batches", "8"]
-    assert question.file_stem == "adaln_fwd_bf16_32x32_in_8"
-    assert problem_for(ADALN, **question.arguments()) == problem
-    key = ProblemKey.of(problem)
+    assert options(problem)[-2:] == ["--batches", "8"]
+    assert file_stem(problem) == "adaln_fwd_bf16_32x32_in_8"
+    assert problem_for(ADALN, **problem.arguments()) == problem
+    key = problem.question
     assert key.as_dict()["batches"] == 8
     assert problem_of_key(key, ADALN) == problem
-    assert "batches" not in ProblemKey.of(problem_for(ADALN, shape="32x32")).as_dict()
+    assert "batches" not in problem_for(ADALN, shape="32x32").question.as_dict()
 
 
 def test_bytes_count_each_batch_once() -> None:

@@ -15,7 +15,6 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of
-from normgen.records.record import ProblemKey
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import parse
@@ -74,7 +73,7 @@ def test_an_optional_tensor_may_be_left_out_with_its_gradient() -> None:
 
 def test_the_key_of_a_record_asks_for_the_same_again() -> None:
     for problem in (backward(), backward(gradients=("residual", "x")), backward(in_place={"dx": "dh"})):
-        key = ProblemKey.of(problem)
+        key = problem.question
         assert dict(key.dtypes)["dresidual"] == "bf16"
         assert problem_of(key, ADD_RMSNORM) == problem
 

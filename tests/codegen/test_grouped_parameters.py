@@ -229,7 +229,7 @@ def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
     np.testing.assert_allclose(y, exact(x.astype(np.float64)), rtol=1e-4, atol=1e-5)
     said = verify.interpret(spec, {name: value.astype(np.float64) for name, value in given.items()})["y"]
     np.testing.assert_allclose(said, exact(x.astype(np.float64)), rtol=1e-12, atol=1e-12)
-    backward = problem_for(spec, **{**problem.question.arguments(), "direction": "backward"})
+    backward = problem_for(spec, **{**problem.arguments(), "direction": "backward"})
     found = {"dx": x, "dbias": bias, "dscale": scale, "dweight": weight}
     found = {name: np.empty_like(like) for name, like in found.items()}
     given = {t.name: {**given, "dy": dy, "rms": rms}[t.name] for t in backward.tensors if not t.is_written}

@@ -15,10 +15,10 @@ from normgen.errors import SpecError, UsageError, VerificationError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.problem.words import options
 from normgen.program.ir import Reduce, Statement
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of as problem_of_key
-from normgen.records.record import ProblemKey
 from normgen.schedule.default import default_schedule, fallback_schedules
 from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
@@ -221,10 +221,9 @@ def test_heads_are_the_last_size_but_one_or_said() -> None:
 
 def test_a_question_is_asked_again_with_its_heads() -> None:
     problem: Problem = problem_for(NORM, shape="8x4x32", dtype="bf16")
-    question = problem.question
-    assert question.options({})[-2:] == ["--batches", "4"]
-    assert problem_for(NORM, **question.arguments()) == problem
-    key = ProblemKey.of(problem)
+    assert options(problem)[-2:] == ["--batches", "4"]
+    assert problem_for(NORM, **problem.arguments()) == problem
+    key = problem.question
     assert key.as_dict()["batches"] == 4
     assert problem_of_key(key, NORM) == problem
 

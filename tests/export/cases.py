@@ -13,7 +13,7 @@ from normgen.export import Header
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Times
 from normgen.records.verified import CPU, GPU, Site, Verified
 from normgen.schedule.default import default_schedule
@@ -62,7 +62,7 @@ def record(
     now = identity_of(emit(found, schedule))
     times = Times(n=9, median=us, p05=us, p95=us, low=us, high=us) if measured else None
     return Record(
-        problem=ProblemKey.of(found),
+        problem=found.question,
         place=place,
         schedule=schedule,
         text=text or now,

@@ -64,7 +64,7 @@ def fault_of(step: str, seed: int, drawn: Drawn, answer: Answer) -> Fault:
     kept = drawn.kept()
     with suppress(Exception):
         problem = drawn.problem()
-        kept |= {"question": problem.question.arguments()}
+        kept |= {"question": problem.arguments()}
         kept |= {"schedules": [schedule.chosen for schedule in drawn.schedules(problem)]}
     return Fault(step=step, seed=seed, state=answer.state, text=drawn.text, why=answer.why, trace=answer.trace, **kept)
 

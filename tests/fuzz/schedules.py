@@ -51,7 +51,7 @@ class Legal:
         return self.asked.spec.text
 
     def kept(self) -> dict[str, Any]:
-        return {"question": self.asked.question.arguments(), "schedules": [self.schedule.chosen]}
+        return {"question": self.asked.arguments(), "schedules": [self.schedule.chosen]}
 
     def __str__(self) -> str:
         tensors = " ".join(f"{t.name}:{t.dtype}" for t in self.asked.tensors)
@@ -91,10 +91,10 @@ def _problem(rng: Random) -> Problem:
         stable = bool(spec.parameters) and rng.random() < STABLE
         try:
             problem = problem_of(spec, rng.choice(layouts), rng.choice(FORMATS), direction.value)
-            question = replace(problem.question, deterministic=deterministic, stable_parameters=stable)
+            question = problem.arguments() | {"deterministic": deterministic, "stable_parameters": stable}
             scales = [t.name for t in problem.tensors if t.group and rng.random() < BY_COLUMN]
-            question = replace(question, layout=tuple((name, ScaleLayout.COLUMN_MAJOR.value) for name in scales))
+            question |= {"layout": dict.fromkeys(scales, ScaleLayout.COLUMN_MAJOR.value)}
             places = pairs_of(problem) if not problem.accumulate and rng.random() < IN_PLACE else {}
-            return problem_for(spec, **replace(question, in_place=tuple(places.items())).arguments())
+            return problem_for(spec, **question | {"in_place": places})
         except NormgenError:
             continue  # no such gradient, or a promise about tensors that this problem has not

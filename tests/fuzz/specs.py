@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
@@ -75,8 +75,7 @@ class Asked:
             problem = problem_for(spec, **plain, col_stride=BESIDE[self.seed // 6 % len(BESIDE)])
         if self.seed % 4:
             return problem
-        question = replace(problem.question, in_place=tuple(pairs_of(problem).items()))
-        return problem_for(spec, **question.arguments())
+        return problem_for(spec, **problem.arguments() | {"in_place": pairs_of(problem)})
 
     def schedules(self, problem: Problem, device: Device = H200) -> list[Schedule]:
         """The default one, and another legal one where a few random points have one."""

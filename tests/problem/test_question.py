@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,13 +15,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import normgen
 from normgen.cli.options import problem_arguments, problem_options
 from normgen.cli.problems import read_problem
 from normgen.errors import NormgenError, UsageError
-from normgen.problem.problem import Problem, make_problem, said_dtypes
+from normgen.problem.problem import Problem, make_problem
+from normgen.problem.question import LINE, PROMISES, Question, Terms
+from normgen.problem.words import file_stem, header_stem, options
 from normgen.program.source import problem_for
-from normgen.records.questions import problem_of, question_of
-from normgen.records.record import ProblemKey
+from normgen.records.questions import arguments_of, problem_of
 from normgen.spec.reader import load
 from normgen.spec.spec import Formula, Role, Spec, Tensor
 from tests.codegen.in_place import pairs_of
@@ -26,8 +31,8 @@ from tests.samples import CORE, sized
 
 DTYPES = ("f32", "f16", "bf16")
 PLAIN_OPTIONS = {
-    **dict.fromkeys(("shape", "dtype", "direction", "pitch", "batches", "align", "accumulate", "deterministic")),
-    **dict.fromkeys(("batch_invariant", "stable_parameters"), False),
+    **dict.fromkeys(("shape", "dtype", "direction", "pitch", "batches", "align")),
+    **dict.fromkeys(PROMISES, False),
     **{"dtypes": "", "without": "", "gradients": "", "in_place": (), "layout": (), "size": ()},
 }
 # Those that the others are like: with optional outputs, labels, groups, values of rows, single numbers.
@@ -63,7 +68,7 @@ def problems(draw: st.DrawFn) -> Problem:
             layout={name: draw(st.sampled_from(("row_major", "column_major"))) for name in scales},
         )
         places = pairs_of(problem) if not problem.accumulate and draw(st.booleans()) else {}
-        return problem_for(spec, **replace(problem.question, in_place=tuple(places.items())).arguments())
+        return problem_for(spec, **problem.arguments() | {"in_place": places})
     except NormgenError:
         assume(False)
         raise
@@ -85,26 +90,57 @@ def from_words(op: str, words: list[str]) -> Problem:
 @settings(max_examples=sized(300, 600), deadline=None)
 @given(problems())
 def test_a_question_survives_json_a_command_line_and_a_records_key(problem: Problem) -> None:
-    asked, spec = problem.question, problem.spec
-    assert problem_for(spec, **json.loads(json.dumps(asked.arguments()))) == problem
-    assert from_words(spec.name, asked.options(said_dtypes(spec, asked))) == problem
-    assert ProblemKey.of(problem_of(ProblemKey.of(problem), spec)) == ProblemKey.of(problem)
+    spec = problem.spec
+    assert problem_for(spec, **json.loads(json.dumps(problem.arguments()))) == problem
+    assert from_words(spec.name, options(problem)) == problem
+    assert problem_of(problem.question, spec).question == problem.question
 
 
 def test_the_words_of_a_question_are_those_that_differ_from_the_defaults() -> None:
     spec = load("layernorm")
     plain = problem_for(spec, shape="8x768", dtype="bf16", dtypes={"weight": "f32"}, without=["bias"])
-    words = plain.question.options(said_dtypes(spec, plain.question))
+    words = options(plain)
     assert words == ["--shape", "8x768", "--dtype", "bf16", "--dtypes", "weight=f32", "--without", "bias"]
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_is_said_wherever_a_question_is_and_nowhere_unless_it_is_made(promise: str) -> None:
+    spec = load("layernorm")
+    plain, made = (problem_for(spec, shape="8x768", direction="backward", **more) for more in ({}, {promise: True}))
+    assert (getattr(plain, promise), getattr(made, promise)) == (False, True)
+    assert (plain.promises, made.promises) == ((), (promise,))
+    assert made.arguments() == plain.arguments() | {promise: True}
+    assert options(made) == [*options(plain), f"--{promise.replace('_', '-')}"]
+    assert header_stem(made) == f"{header_stem(plain)}_{promise}"
+    assert made.question.as_dict() == plain.question.as_dict() | {promise: True}
+    assert Question.of(made.question.as_dict()) == made.question != plain.question
+    assert made.question.slot() != plain.question.slot()
+    assert (plain.question.flags, len(made.question.flags)) == ([], 1)
+    assert problem_of(made.question, spec) == made
+
+
+def test_every_fact_of_a_question_stands_in_the_schema_of_records() -> None:
+    known = json.loads(Path(normgen.__file__).with_name("records").joinpath("schema.json").read_text(encoding="utf-8"))[
+        "properties"
+    ]
+    assert known.keys() >= {*LINE} == {field.name for field in fields(Question)}
+    assert {known[name]["type"] for name in PROMISES} == {"boolean"}
+    assert {*PROMISES, "any_cols"} == {field.name for field in fields(Terms) if field.default is False}
+
+
+@pytest.mark.parametrize("asked", [normgen.kernel, partial(problem_for, load("layernorm"))])
+def test_a_keyword_that_is_no_fact_of_a_question_is_a_type_error(asked: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"\(\) got an unexpected keyword argument 'promise'"):
+        asked(shape="8x768", promise=True)
 
 
 def test_what_takes_the_place_of_what_is_part_of_the_question() -> None:
     problem = problem_for(load("rmsnorm"), shape="8x768", without=["rstd"], in_place={"y": "x"})
-    assert problem.question.arguments()["in_place"] == {"y": "x"}
-    assert problem.question.options({})[-2:] == ["--in-place", "y=x"]
-    assert problem.question.header_stem({}) == "rmsnorm_fwd_f32_without_rstd_y_over_x"
-    assert ProblemKey.of(problem).as_dict()["in_place"] == {"y": "x"}
-    assert "in_place" not in ProblemKey.of(problem_for(load("rmsnorm"), shape="8x768")).as_dict()
+    assert problem.arguments()["in_place"] == {"y": "x"}
+    assert options(problem)[-2:] == ["--in-place", "y=x"]
+    assert header_stem(problem) == "rmsnorm_fwd_f32_without_rstd_y_over_x"
+    assert problem.question.as_dict()["in_place"] == {"y": "x"}
+    assert "in_place" not in problem_for(load("rmsnorm"), shape="8x768").question.as_dict()
     assert [t.name for t in problem.passed_tensors] == ["x", "weight"]
 
 
@@ -124,17 +160,17 @@ def test_the_length_of_inner_is_part_of_the_question_where_a_tensor_has_the_axis
     assert {t.name: problem.shape_of(t) for t in problem.tensors} == {"x": (8, 96), "w": (768, 96), "y": (8, 768)}
     assert problem.pitches == {"x": 96, "w": 96, "y": 768}
     assert {t.name: problem.row_alignment(t) for t in problem.tensors} == {"x": 16, "w": 16, "y": 16}
-    assert problem.question.arguments()["inner"] == 96
+    assert problem.arguments()["inner"] == 96
     of_numpy: Any = np.int64(96)
     assert type(make_problem(linear(), shape="8x768", inner=of_numpy).inner) is int
-    assert problem.question.options({})[:4] == ["--shape", "8x768", "--size", "inner=96"]
-    assert problem.question.file_stem == "linear_fwd_f32_8x768_inner_96"
-    key = ProblemKey.of(problem)
+    assert options(problem)[:4] == ["--shape", "8x768", "--size", "inner=96"]
+    assert file_stem(problem) == "linear_fwd_f32_8x768_inner_96"
+    key = problem.question
     assert key.as_dict()["inner"] == 96
-    assert key.slot() != ProblemKey.of(make_problem(linear(), shape="8x768", inner=97)).slot()
-    assert question_of(key, linear()) == problem.question
+    assert key.slot() != make_problem(linear(), shape="8x768", inner=97).question.slot()
+    assert arguments_of(key, linear()) == problem.arguments()
     plain = problem_for(load("rmsnorm"), shape="8x768")
-    assert "inner" not in {*plain.question.arguments(), *ProblemKey.of(plain).as_dict()}
+    assert "inner" not in {*plain.arguments(), *plain.question.as_dict()}
     assert problem_arguments({**PLAIN_OPTIONS, "size": ("inner=96",)})["inner"] == 96
 
 
@@ -168,27 +204,27 @@ def test_the_length_of_inner_is_asked_for_only_where_a_tensor_has_the_axis() -> 
 def test_how_scales_lie_in_memory_is_part_of_the_question() -> None:
     spec = load("quantize_to_fp8_group")
     problem = problem_for(spec, shape="8x768", layout={"scale": "column_major"})
-    assert problem.question.arguments()["layout"] == {"scale": "column_major"}
-    assert problem.question.options({})[-2:] == ["--layout", "scale=column_major"]
-    assert problem.question.header_stem({}) == "quantize_to_fp8_group_fwd_f32_scale_column_major"
-    assert ProblemKey.of(problem).as_dict()["layout"] == {"scale": "column_major"}
+    assert problem.arguments()["layout"] == {"scale": "column_major"}
+    assert options(problem)[-2:] == ["--layout", "scale=column_major"]
+    assert header_stem(problem) == "quantize_to_fp8_group_fwd_f32_scale_column_major"
+    assert problem.question.as_dict()["layout"] == {"scale": "column_major"}
     row_major = problem_for(spec, shape="8x768", layout={"scale": "row_major"})
     assert row_major == problem_for(spec, shape="8x768")
-    assert "layout" not in ProblemKey.of(row_major).as_dict()
+    assert "layout" not in row_major.question.as_dict()
 
 
 def test_the_order_of_a_matrix_is_part_of_the_question_where_it_is_not_the_specs() -> None:
     turned = problem_for(load("linear"), shape="8x768", inner=96, layout={"w": "cols_inner"})
     assert turned.shape_of(turned.tensor("w")) == (768, 96)
     assert turned.pitches["w"] == 96
-    assert turned.question.arguments()["layout"] == {"w": "cols_inner"}
-    assert turned.question.options({})[-2:] == ["--layout", "w=cols_inner"]
-    assert turned.question.header_stem({}) == "linear_fwd_f32_w_cols_inner"
-    key = ProblemKey.of(turned)
+    assert turned.arguments()["layout"] == {"w": "cols_inner"}
+    assert options(turned)[-2:] == ["--layout", "w=cols_inner"]
+    assert header_stem(turned) == "linear_fwd_f32_w_cols_inner"
+    key = turned.question
     assert key.as_dict()["layout"] == {"w": "cols_inner"}
-    assert question_of(key, load("linear")) == turned.question
+    assert arguments_of(key, load("linear")) == turned.arguments()
     plain = problem_for(load("linear"), shape="8x768", inner=96)
-    assert key.slot() != ProblemKey.of(plain).slot()
+    assert key.slot() != plain.question.slot()
     assert problem_for(load("linear"), shape="8x768", inner=96, layout={"w": "inner_cols"}) == plain
     back = make_problem(linear(), shape="8x768", inner=96, layout={"w": "inner_cols"})  # its own order is torch's
     assert back.layout == (("w", "inner_cols"),)
@@ -214,11 +250,11 @@ def test_an_order_that_no_matrix_has_is_refused(layout: dict[str, str], said: st
 
 def test_rows_side_by_side_are_part_of_the_question_and_asked_for_by_an_axis() -> None:
     problem = problem_for(load("softmax"), shape=(2 * 20, 7), col_stride=20)
-    again = problem_for(load("softmax"), **problem.question.arguments())
+    again = problem_for(load("softmax"), **problem.arguments())
     assert (again, again.pitch, again.sharing_rows) == (problem, 140, 20)
-    assert problem.question.options({})[:4] == ["--shape", "2x7x20", "--axis", "1"]
-    assert problem.question.file_stem == "softmax_fwd_f32_40x7_stride_20"
-    assert "strided" in problem.question.header_stem({})
+    assert options(problem)[:4] == ["--shape", "2x7x20", "--axis", "1"]
+    assert file_stem(problem) == "softmax_fwd_f32_40x7_stride_20"
+    assert "strided" in header_stem(problem)
     found = problem_arguments({**PLAIN_OPTIONS, "shape": "2x7x4x5", "axis": 1})
     assert (found["shape"], found["col_stride"]) == ("40x7", 20)
     assert "col_stride" not in problem_arguments({**PLAIN_OPTIONS, "shape": "2x7x4x5", "axis": -1})

@@ -121,7 +121,7 @@ def test_the_band_of_the_most_rows_is_a_row_count_that_a_problem_may_have(op: st
     most = LARGEST_TILED if op == "linear" else LARGEST_SIZE
     band = Bands(asked, H200, records=()).band(most)
     assert band == most
-    assert problem_for(asked.spec, **asked.with_rows(band).question.arguments()).rows == most
+    assert problem_for(asked.spec, **asked.with_rows(band).arguments()).rows == most
 
 
 def test_records_of_other_columns_or_dtypes_make_no_band() -> None:

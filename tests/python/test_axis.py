@@ -35,6 +35,13 @@ def test_a_softmax_over_a_middle_axis_has_the_shape_of_its_input_and_any_first_s
         np.testing.assert_allclose(y, softmax(x, 1), atol=1e-6)
 
 
+def test_the_winner_of_a_tune_along_another_axis_is_a_kernel_by_its_questions_arguments() -> None:
+    asked = normgen.kernel("softmax", shape=SHAPE, axis=1, device="cpu").problem.arguments()
+    assert asked["col_stride"] > 1
+    x = drawn(*SHAPE)
+    np.testing.assert_allclose(normgen.kernel("softmax", **asked, device="cpu")(x), softmax(x, 1), atol=1e-6)
+
+
 def test_a_part_of_a_larger_array_is_read_where_it_lies() -> None:
     kernel = normgen.kernel("softmax", shape=SHAPE, axis=1, device="cpu")
     x = drawn(3, 24, 4, 6)[:, :20]

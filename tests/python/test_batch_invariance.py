@@ -14,9 +14,9 @@ import normgen
 from normgen.device import target
 from normgen.errors import UsageError
 from normgen.export import headers_of
+from normgen.problem.words import options
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
-from normgen.records.record import ProblemKey
 from normgen.records.winners import lookup, records_of, shipped_folder
 from normgen.schedule.knobs import Edges, ReduceWith
 from normgen.schedule.legality import refusal
@@ -118,10 +118,10 @@ def test_a_record_without_the_promise_serves_it_where_its_kernel_keeps_it() -> N
     assert found.schedule == same.schedule
     assert found.record is not None
     peeled = replace(found.record, schedule=found.record.schedule.varied(edges=Edges.PEEL))
-    assert not peeled.serves(ProblemKey.of(promised))
-    assert "batch_invariant" not in ProblemKey.of(plain).as_dict()
-    assert ProblemKey.of(promised).as_dict()["batch_invariant"] is True
-    assert "--batch-invariant" in promised.question.options({})
+    assert not peeled.serves(promised.question)
+    assert "batch_invariant" not in plain.question.as_dict()
+    assert promised.question.as_dict()["batch_invariant"] is True
+    assert "--batch-invariant" in options(promised)
 
 
 def test_all_bands_have_one_order_and_keep_what_it_leaves_open() -> None:
@@ -138,7 +138,7 @@ def test_all_bands_have_one_order_and_keep_what_it_leaves_open() -> None:
 
 
 def test_a_header_of_the_promise_has_one_order_for_its_columns() -> None:
-    free = ProblemKey.of(problem_for(load("rmsnorm"), shape=(1, 4096), dtype="bf16", without=("rstd",)))
+    free = problem_for(load("rmsnorm"), shape=(1, 4096), dtype="bf16", without=("rstd",)).question
     known = records_of(H200, [shipped_folder()])
     alike = [r for r in known if replace(r.problem, rows=1) == free and r.is_alone is False]
     promised = [replace(r, problem=replace(r.problem, batch_invariant=True), spec="") for r in alike]

@@ -13,6 +13,7 @@ import pytest
 
 from normgen.cli import main as cli
 from normgen.errors import UsageError
+from normgen.problem.question import PROMISES
 from normgen.records.compare import compare_files, judge
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import SCHEMA, Outcome, Record, from_dict
@@ -102,7 +103,7 @@ def test_every_record_fits_the_schema_and_what_is_none_does_not() -> None:
     assert RECORD_SCHEMA["properties"]["schema"]["const"] == SCHEMA
     where = {"context", "setting"}  # which older lines have `cache` for
     assert set(RECORD_SCHEMA["required"]) == set(good) - where
-    stable = dataclasses.replace(record().problem, stable_parameters=True, deterministic=True, batch_invariant=True)
+    stable = dataclasses.replace(record().problem, **dict.fromkeys(PROMISES, True))
     stable = dataclasses.replace(stable, in_place=(("y", "x"),), layout=(("scale", "packed"),), batches=2, inner=8)
     stable = dataclasses.replace(stable, col_stride=4)
     priced = {

@@ -17,7 +17,7 @@ from normgen.program.source import problem_for
 from normgen.records.nearest import FARTHEST, Neighbour, distance, fitted, is_trusted, nearest, neighbours
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.questions import problem_of
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import read, shipped_folder
 from normgen.schedule.default import default_schedule
@@ -46,7 +46,7 @@ def tuned(
     problem: Problem, schedule: Schedule | None = None, *, place: Place = DEFAULT_PLACE, us: float = 10.0
 ) -> Record:
     return Record(
-        problem=ProblemKey.of(problem),
+        problem=problem.question,
         place=place,
         schedule=schedule or default_schedule(problem, H200),
         outcome=Outcome.OK,
@@ -92,7 +92,7 @@ def test_the_problem_itself_another_dtype_op_or_direction_is_no_neighbour() -> N
 def test_a_statistic_more_or_less_is_a_neighbour_at_the_same_shape() -> None:
     bare = make("16x4096", without=["rstd"])
     assert nearest_shape(make("16x4096"), tuned(bare)) == (16, 4096)
-    assert 0 < distance(ProblemKey.of(bare), make("16x4096")) < distance(ProblemKey.of(make("8x4096")), make("16x4096"))
+    assert 0 < distance(bare.question, make("16x4096")) < distance(make("8x4096").question, make("16x4096"))
 
 
 def test_a_promise_may_be_left_unused_but_not_taken_for_given() -> None:
@@ -100,7 +100,7 @@ def test_a_promise_may_be_left_unused_but_not_taken_for_given() -> None:
     asked = replace(make("8x4096"), stable_parameters=True)
     assert nearest_shape(make("8x4096"), tuned(stable)) is None
     assert nearest_shape(asked, tuned(plain)) == (16, 4096)
-    assert distance(ProblemKey.of(stable), asked) < distance(ProblemKey.of(plain), asked)
+    assert distance(stable.question, asked) < distance(plain.question, asked)
 
 
 def test_a_kernel_in_place_takes_the_schedule_of_one_that_is_not_but_not_the_other_way_round() -> None:
@@ -108,7 +108,7 @@ def test_a_kernel_in_place_takes_the_schedule_of_one_that_is_not_but_not_the_oth
     assert nearest_shape(placed, tuned(plain)) == (16, 4096)
     assert nearest_shape(plain, tuned(placed)) is None
     asked = in_place("8x4096")
-    assert distance(ProblemKey.of(placed), asked) < distance(ProblemKey.of(plain), asked)
+    assert distance(placed.question, asked) < distance(plain.question, asked)
 
 
 def test_scales_of_another_layout_are_farther_but_lend_their_schedule() -> None:
@@ -118,7 +118,7 @@ def test_scales_of_another_layout_are_farther_but_lend_their_schedule() -> None:
         for shape, layout in (("8x4096", "column_major"), ("16x4096", "row_major"), ("16x4096", "column_major"))
     )
     assert nearest_shape(asked, tuned(plain)) == (16, 4096)
-    assert distance(ProblemKey.of(laid_out), asked) < distance(ProblemKey.of(plain), asked)
+    assert distance(laid_out.question, asked) < distance(plain.question, asked)
 
 
 def test_rows_of_whole_vectors_are_nearer_to_their_like() -> None:

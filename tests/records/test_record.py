@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS
-from normgen.records.record import Outcome, ProblemKey, Record, is_better, parse_line
+from normgen.problem.scales import ScaleLayout
+from normgen.program.source import problem_for
+from normgen.records.record import Outcome, Record, is_better, parse_line
 from normgen.records.statistics import Price, Times
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load
 from tests.export.cases import GPU_CHECK
 from tests.measure.simulated import problem
 
@@ -20,10 +23,15 @@ RESOURCES = {
     "dynamic_shared_bytes": 0,
 }  # fmt: skip
 
+LAYOUTS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
+    *(("quantize_to_mxfp4", {"scale": layout.value}, {}) for layout in ScaleLayout if layout != ScaleLayout.ROW_MAJOR),
+    ("linear", {"w": "cols_inner"}, {"inner": 64}),
+]
+
 
 def record(us: float = 14.0, **changes: Any) -> Record:
     values: dict[str, Any] = {
-        "problem": ProblemKey.of(problem()),
+        "problem": problem().question,
         "schedule": Schedule(threads_per_row=64, vector=4),
         "outcome": Outcome.OK,
         "measured": True,
@@ -85,6 +93,14 @@ def test_the_layout_of_scales_is_part_of_the_line_only_where_there_is_one() -> N
     assert not plain.serves(laid_out.problem)
     with pytest.raises(ValueError, match="layout"):
         parse_line(laid_out.line().replace("column_major", "by_column"))
+
+
+@pytest.mark.parametrize(("spec", "layout", "more"), LAYOUTS)
+def test_a_record_of_any_layout_is_read_again(spec: str, layout: dict[str, str], more: dict[str, Any]) -> None:
+    asked = problem_for(load(spec), shape="256x2048", layout=layout, **more)
+    laid_out = record(problem=asked.question)
+    assert laid_out.problem.as_dict()["layout"] == layout
+    assert parse_line(laid_out.line()) == laid_out
 
 
 def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_order() -> None:
@@ -174,7 +190,7 @@ def test_a_winner_that_was_timed_next_to_the_old_one_replaces_it_whatever_the_cl
 
 def test_a_record_of_another_spec_or_emitted_text_is_replaced_whatever_its_time() -> None:
     old = record(us=10.0, text="0123456789abcdef")
-    new_spec = dataclasses.replace(ProblemKey.of(problem()), spec_sha256="cd" * 32)
+    new_spec = dataclasses.replace(problem().question, spec_sha256="cd" * 32)
     assert is_better(record(us=14.0, problem=new_spec), old)
     assert is_better(record(us=14.0, schedule=Schedule()), old, text_now=lambda _: "fedcba9876543210")
     assert not is_better(record(us=14.0, schedule=Schedule()), old, text_now=lambda _: "0123456789abcdef")
@@ -182,9 +198,9 @@ def test_a_record_of_another_spec_or_emitted_text_is_replaced_whatever_its_time(
 
 
 def test_the_slot_ignores_the_spec_text() -> None:
-    key = ProblemKey.of(problem())
+    key = problem().question
     assert dataclasses.replace(key, spec_sha256="x").slot() == key.slot()
-    assert key.slot() != ProblemKey.of(problem(rows=1)).slot()
+    assert key.slot() != problem(rows=1).question.slot()
 
 
 CHAIN = Times(n=40, median=10.0, p05=9.9, p95=10.1, low=9.95, high=10.05)

@@ -12,7 +12,7 @@ from normgen.device import TARGETS
 from normgen.files.private import make_private
 from normgen.records.lines import append
 from normgen.records.memory import Memory
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.results import Environment, Results, canonical, environment_of, results_path
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
@@ -37,7 +37,7 @@ HERE = environment_of(measured())
 
 
 def results(folder: Path, here: Environment = HERE, **more: Any) -> Results:
-    return Results(results_path(ProblemKey.of(problem()), H200, folder), here, **more)
+    return Results(results_path(problem().question, H200, folder), here, **more)
 
 
 def test_what_one_process_measured_another_finds(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
 from normgen.files.private import write_atomically
+from normgen.problem.question import Question
 from normgen.records import winners
 from normgen.records.lines import append, locked
 from normgen.records.place import Context, Place, Setting
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.winners import adopt, lookup, read, records_of, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -63,7 +64,7 @@ def test_a_missing_file_is_empty(tmp_path: Path) -> None:
 
 def test_winners_have_one_sorted_line_a_problem_and_place(tmp_path: Path) -> None:
     fast = Schedule(threads_per_row=128)
-    wide = dataclasses.replace(record(), problem=ProblemKey.of(problem(cols=1024)))
+    wide = dataclasses.replace(record(), problem=problem(cols=1024).question)
     assert adopt(wide, tmp_path, H200)
     assert adopt(record(), tmp_path, H200)
     assert adopt(record(place=Place(setting=Setting.HOT)), tmp_path, H200)
@@ -93,7 +94,7 @@ def test_damaged_winners_move_aside_and_the_rest_stays(tmp_path: Path) -> None:
 def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) -> None:
     for rows, us in ((1024, 3.0), (8192, 14.0), (65536, 110.0)):
         size = problem(rows=rows)
-        found = {"problem": ProblemKey.of(size), "bytes": size.compulsory_bytes}
+        found = {"problem": size.question, "bytes": size.compulsory_bytes}
         adopt(record(us=us, schedule=default_schedule(size, H200), **found), tmp_path, H200)
     exact = lookup(problem(), H200, folders=[tmp_path])
     assert exact.exact
@@ -168,7 +169,7 @@ def test_a_record_of_another_place_is_evidence_that_only_its_name_reaches(tmp_pa
 
 
 def test_a_winner_in_place_replaces_what_was_timed_alone(tmp_path: Path) -> None:
-    other = ProblemKey.of(problem(cols=1024))
+    other = problem(cols=1024).question
     hot_alone = Place(context=Context.ALONE, setting=Setting.HOT)
     for line in (record(place=COLD_ALONE), record(place=hot_alone), record(problem=other, place=COLD_ALONE)):
         adopt(line, tmp_path, H200)
@@ -239,7 +240,7 @@ def test_what_another_gpu_ran_is_served_where_it_is_legal_and_what_was_predicted
 def test_a_neighbour_of_another_gpu_is_named_and_comes_after_one_of_this_gpu_as_near(tmp_path: Path) -> None:
     def near(rows: int, **changes: Any) -> Record:
         size = problem(rows=rows)
-        found = {"problem": ProblemKey.of(size), "bytes": size.compulsory_bytes}
+        found = {"problem": size.question, "bytes": size.compulsory_bytes}
         return record(schedule=default_schedule(size, H100), **(found | changes))
 
     adopt(near(4096), tmp_path, H200)
@@ -292,7 +293,7 @@ def test_a_promise_takes_records_without_it_only_when_there_are_none_with_it(tmp
     promising = dataclasses.replace(problem(), stable_parameters=True)
     adopt(record(), tmp_path, H200)
     assert lookup(promising, H200, folders=[tmp_path]).exact
-    own = record(us=15.0, problem=ProblemKey.of(promising))
+    own = record(us=15.0, problem=promising.question)
     adopt(own, tmp_path, H200)
     assert lookup(promising, H200, folders=[tmp_path]).record == own
     assert lookup(problem(), H200, folders=[tmp_path]).record == record()
@@ -316,7 +317,7 @@ def test_winners_of_two_specs_of_one_name_are_both_kept_and_each_is_found(tmp_pa
     assert sorted(r.us or 0 for r in read(tmp_path / "h200.jsonl").records) == [9.0, 12.0, 99.0]
 
 
-def of_spec(sha256: str) -> ProblemKey:
+def of_spec(sha256: str) -> Question:
     return dataclasses.replace(record().problem, spec_sha256=sha256)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from normgen.device import TARGETS
+from normgen.problem.question import Direction, Question
 from normgen.records.place import DEFAULT_PLACE, Place
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
 from normgen.studies.sweep_file import Point as SweepPoint
@@ -30,9 +31,9 @@ RESOURCES = {
 FAILED = {2: Outcome.WRONG_RESULT, 7: Outcome.COMPILE_ERROR}
 
 
-def key(op: str = "layernorm", *, rows: int = 8192, cols: int = 768, dtype: str = "f32", **more: Any) -> ProblemKey:
-    values = {"spec_sha256": "ab" * 32, "direction": "forward", "pitch": cols, "align": 16} | more
-    return ProblemKey(op=op, rows=rows, cols=cols, dtypes=(("y", dtype), ("mean", "f32"), ("x", dtype)), **values)
+def key(op: str = "layernorm", *, rows: int = 8192, cols: int = 768, dtype: str = "f32", **more: Any) -> Question:
+    values = {"spec_sha256": "ab" * 32, "direction": Direction.FORWARD, "pitch": cols, "align": 16} | more
+    return Question(op=op, rows=rows, cols=cols, dtypes=(("y", dtype), ("mean", "f32"), ("x", dtype)), **values)
 
 
 def us_of(schedule: Schedule) -> float:
@@ -40,7 +41,7 @@ def us_of(schedule: Schedule) -> float:
     return 10.0 * {1: 2.0, 4: 1.0}[schedule.vector] * {32: 1.0, 64: 1.1, 256: 1.4}[schedule.threads_per_row]
 
 
-def record(problem: ProblemKey, schedule: Schedule, us: float | None, **changes: Any) -> Record:
+def record(problem: Question, schedule: Schedule, us: float | None, **changes: Any) -> Record:
     times = Times(n=12, median=us, p05=us, p95=us * 1.01, low=us * 0.99, high=us * 1.01) if us else None
     values: dict[str, Any] = {
         "problem": problem, "schedule": schedule, "outcome": Outcome.OK, "measured": us is not None,
@@ -50,18 +51,18 @@ def record(problem: ProblemKey, schedule: Schedule, us: float | None, **changes:
     return Record(**(values | changes))
 
 
-def candidates(problem: ProblemKey, **changes: Any) -> list[Record]:
+def candidates(problem: Question, **changes: Any) -> list[Record]:
     """Twelve candidates, slowest first; the third and the eighth fail."""
     ordered = sorted(SCHEDULES, key=us_of, reverse=True)
     made = [record(problem, s, None if i in FAILED else us_of(s), **changes) for i, s in enumerate(ordered)]
     return [replace(r, outcome=FAILED[i], reason="NVRTC <b>") if i in FAILED else r for i, r in enumerate(made)]
 
 
-def winner(problem: ProblemKey, us: float = 10.0, **changes: Any) -> Record:
+def winner(problem: Question, us: float = 10.0, **changes: Any) -> Record:
     return record(problem, SCHEDULES[2], us, **({"default_us": 20.0, "search": SEARCH} | changes))
 
 
-def predicted(problem: ProblemKey, us: float = 12.0, **changes: Any) -> Record:
+def predicted(problem: Question, us: float = 12.0, **changes: Any) -> Record:
     values = {"outcome": Outcome.PREDICTED, "predicted_us": us, "roof_us": None}
     return record(problem, SCHEDULES[2], None, **(values | changes))
 

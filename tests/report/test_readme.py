@@ -16,7 +16,7 @@ from normgen.ladder.rungs import list_ladders
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import adopt
 from normgen.report.picture import dots_of, svg
@@ -66,7 +66,7 @@ def test_an_unknown_part_is_an_error() -> None:
 
 def record(problem: Problem, device: Device) -> Record:
     return Record(
-        problem=ProblemKey.of(problem),
+        problem=problem.question,
         schedule=default_schedule(problem, device),
         outcome=Outcome.OK,
         measured=True,

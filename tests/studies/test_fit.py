@@ -15,7 +15,7 @@ from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.program.source import problem_for, stages_of
 from normgen.records.place import Place, Setting
-from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
 from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
@@ -76,7 +76,7 @@ def test_records_become_measured_points(tmp_path: Path) -> None:
     problem = problem_for(load("rmsnorm"), shape="16x4096", dtype="bf16")
     default = default_schedule(problem, H200)
     ok = Record(
-        problem=ProblemKey.of(problem), schedule=default, outcome=Outcome.OK, measured=True,
+        problem=problem.question, schedule=default, outcome=Outcome.OK, measured=True,
         times_us=summarise([2.0, 2.1, 2.2]), device=H200.as_dict(),
     )  # fmt: skip
     lost = replace(ok, outcome=Outcome.WRONG_RESULT, measured=False, times_us=None)

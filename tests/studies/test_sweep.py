@@ -24,7 +24,7 @@ from normgen.measure.protocol import Check, DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place, Setting
-from normgen.records.record import Outcome, ProblemKey
+from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
@@ -64,7 +64,7 @@ class SweptBench(SimulatedBench):
 
 def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
     facts = {
-        "problem": ProblemKey.of(problem()).as_dict(),
+        "problem": problem().question.as_dict(),
         "place": DEFAULT_PLACE, "device": TARGETS["h200"].as_dict(), "bytes": 1,
         "versions": {"protocol": "1", "default_text": "ab"}, "seed": 0,
     }  # fmt: skip

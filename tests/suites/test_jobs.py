@@ -19,7 +19,7 @@ import pytest
 
 from normgen.errors import UsageError
 from normgen.program.source import problem_for
-from normgen.records.record import Outcome, ProblemKey, Record, parse_line
+from normgen.records.record import Outcome, Record, parse_line
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.suites import jobs
@@ -141,7 +141,7 @@ def test_a_study_of_other_knob_values_is_refused_in_a_sentence(tmp_path: Path) -
     url, name = f"sqlite:///{tmp_path}/study.sqlite", "older"
     number = optuna.distributions.IntDistribution(1, 4)
     word = optuna.distributions.CategoricalDistribution(("plain",))
-    problem = ProblemKey.of(problem_for(load("rmsnorm"), shape="64x256"))
+    problem = problem_for(load("rmsnorm"), shape="64x256").question
     record = Record(problem=problem, schedule=Schedule(vector=8), outcome=Outcome.COMPILE_ERROR, measured=True)
     older = {
         name: optuna.create_trial(params={"vector": 2}, distributions={"vector": number}, value=1.0),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgen.errors import SpecError, UsageError
+from normgen.problem.question import PROMISES
 from normgen.records.place import Place, Setting
 from normgen.spec.toml_lines import array_lines
 from normgen.suites.suite import list_suites, load_suite, parse_suite
@@ -43,6 +44,16 @@ def test_an_entry_says_how_scales_lie_in_memory() -> None:
     assert entry.problem.layout == (("scale", "column_major"),)
     assert entry.label == "quantize_to_fp8_group fwd 8x256 f32 fresh q=f8e4m3 scale_column_major"
     assert entry.arguments()["layout"] == {"scale": "column_major"}
+
+
+def test_an_entry_makes_any_promise_and_says_so() -> None:
+    text = f'{HEAD}shape = "8x256"\ndirection = "backward"\n'
+    promises = "".join(f"{name} = true\n" for name in PROMISES)
+    plain, made = (parse_suite(asked).entries[0] for asked in (text, text + promises))
+    assert made.label == " ".join((plain.label, *PROMISES))
+    assert made.problem.promises == PROMISES
+    with pytest.raises(SpecError, match=f"'{PROMISES[-1]}' is true or false"):
+        parse_suite(f"{text}{PROMISES[-1]} = 1\n")
 
 
 @pytest.mark.parametrize(

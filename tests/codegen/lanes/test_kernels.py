@@ -43,7 +43,7 @@ def test_the_layout_of_a_problem_decides_on_its_class() -> None:
 def test_a_kernel_of_rows_behind_one_another_does_not_change() -> None:
     problem = problem_for(load("softmax"), shape="64x16")
     assert problem == problem_for(load("softmax"), shape=(64, 16), col_stride=1)
-    assert "col_stride" not in problem.question.arguments()
+    assert "col_stride" not in problem.arguments()
 
 
 @pytest.mark.parametrize(
