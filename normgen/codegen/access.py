@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import sympy as sp
-
-from normgen.codegen.printer import Printer, place_of
+from normgen.codegen.printer import Printer, float_literal, place_of
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, If, Let, Statement
@@ -88,7 +86,7 @@ class Tensors:
         use = self.problem.tensor(tensor)
         if use.null_as is None and not use.witness:
             return read
-        number = Printer({}).text(sp.sympify(use.null_as or 0))  # a gradient that nobody wants is added to 0
+        number = float_literal(use.null_as or 0)  # a gradient that nobody wants is added to 0
         instead = f"filled<{use.dtype.ctype}, {width}>({number})" if width else number
         return f"{self._witness(tensor) or tensor} != nullptr ? {read} : {instead}"
 
@@ -110,12 +108,11 @@ class Access(Tensors):
         super().__init__(plan.problem)
         self.plan = plan
         self.cols = "cols" if plan.problem.any_cols else "kCols"
-        values = sorted(plan.kinds, key=lambda name: not plan.kinds[name].is_elem)
-        self.states: list[State] = [state_of(i, group, values) for i, group in enumerate(plan.looks, start=1)]
+        self.states: list[State] = [state_of(i, group) for i, group in enumerate(plan.looks, start=1)]
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """C text of every value inside an element loop; its order (elem, row, col) orders printed terms."""
+        """C text of every value inside an element loop;"""
         names = dict(CONSTANTS)
         kinds = self.plan.kinds
         state_text = {n: f"{st.variable}.{n}" for st in self.states for n in st.components}

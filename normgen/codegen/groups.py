@@ -15,7 +15,7 @@ from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, single_step
 from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
 from normgen.codegen.walk import each_element
-from normgen.program.ir import Map, Reduce, used_names
+from normgen.program.ir import Map, Reduce, used_names, value_alone
 from normgen.schedule.plan import groups_are_warps, in_pairs
 
 _COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum"}
@@ -87,7 +87,7 @@ class Groups:
 
         def bits(r: Reduce) -> str | None:
             """The vector whose pairs are compared; None where that waits as floats alone, or elements are."""
-            return vectors.get(str(r.args[0])) if in_pairs(problem, s, r) else None
+            return vectors.get(value_alone(r.args[0])) if in_pairs(problem, s, r) else None
 
         by_element = [[r for r in found if isinstance(r, Reduce) and not bits(r)] for found in rounds]
         wanted = [{n for r in reduces for n in used_names(r)} for reduces in by_element]

@@ -8,16 +8,16 @@ products' sums among them. Then a row is read once.
 
 from __future__ import annotations
 
-from normgen.codegen.printer import Printer
+from normgen.codegen.printer import MINUS_INFINITE, Printer
 from normgen.codegen.reductions import CONSTANTS, single_combine, single_identity, single_step
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, SideText
-from normgen.program.functions import INFINITY
 from normgen.program.ir import Reduce
-from normgen.program.monoid import LOWEST, symbol
+from normgen.program.monoid import LOWEST
 from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.plan import Side
+from normgen.spec.formula import Binary, Call, Name
 
 LANES = 32
 
@@ -109,8 +109,8 @@ class MovingMaximum:
         step = single_step(self.moving.top, seen, names, prefix=f"{top}_")
         other = Let(f"const float {top}_other", f"__shfl_xor_sync(0xffffffffu, {seen}, lanes)")
         combined = single_combine(self.moving.top, seen, f"{top}_other")
-        old, new = symbol(f"{top}_own"), symbol(seen)
-        factor = Printer({old.name: f"{top}_own[step]", seen: seen}).text(self.moving.exponential(old - new))
+        moved = Call(self.moving.exponential, (Binary("-", Name("old"), Name("new")),))
+        factor = Printer({"old": f"{top}_own[step]", "new": seen}).text(moved)
         scaled = [Do(f"{name}_own[step] *= {top}_moved") for name in self.moving.sums]
         return [
             Let(f"float {seen}", f"{top}_own[step]"),
@@ -133,7 +133,7 @@ class MovingMaximum:
             return []
         top, total = f"{self.top}_all", f"{self.moving.hidden}_all[i]"
         none = (
-            Do(f"{top}[i] = {Printer({}).text(-INFINITY)}"),
+            Do(f"{top}[i] = {MINUS_INFINITE}"),
             Do(f"{total} = {top}[i] - {top}[i]", "NaN, as exponentials about -inf are"),
         )
         body: list[Statement] = [Do(f"{top}[i] = moved[own_m(i)]"), If(f"{total} == 0.0f", none)]

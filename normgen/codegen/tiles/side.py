@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import sympy as sp
-
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
 from normgen.codegen.statements import Do, Let, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
-from normgen.program.ir import Load, Reduce
+from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
 from normgen.schedule.tiles.plan import Side, gains, is_neutral, vanishes
+from normgen.spec.formula import Expression
 
 UNROLL = "#pragma unroll"
 
@@ -34,7 +33,7 @@ class SideText:
         self.index = self.letter.lower()
         self.along = side.along
         numbers = iter([word, *(f"{word}{i}" for i in range(2, 99))])
-        self.slots = {slot: slot.name if slot.is_Symbol else next(numbers) for slot in side.slots}
+        self.slots = {slot: value_alone(slot) or next(numbers) for slot in side.slots}
         self.moves: Callable[[dict[str, str], str], list[Statement]] | None = None  # a maximum, with each vector
 
     @property
@@ -163,7 +162,7 @@ class SideText:
             names[step.name] = f"{step.name}_i"
         return found, names
 
-    def factor(self, slot: sp.Expr, names: Mapping[str, str], inside: str) -> str:
+    def factor(self, slot: Expression, names: Mapping[str, str], inside: str) -> str:
         text = Printer(names).text(slot)
         zero = vanishes(slot, self.side, self.k) or not inside
         return text if zero else f"{inside} ? {text} : 0.0f"
@@ -295,7 +294,7 @@ class SideText:
         loads = {load.name: load for load in self.loads}
         sent: list[Statement] = [Let("const bool inside", self.access.inside(self.at))]
         for slot, name in self.slots.items():
-            load = self.loads[0] if self.scales else loads[slot.name]
+            load = self.loads[0] if self.scales else loads[value_alone(slot)]
             source = self.here(load) or self.access.address(load.tensor, self.at)
             sent.append(Do(f"copy_async_if<kVector>(inside, &{self.cell(name)}, {source})"))
         return [self.steps(self.of_vectors(sent)), *self.go_on()]
@@ -304,7 +303,7 @@ class SideText:
         """A thread reduces what it has copied itself, when that has arrived."""
         if not self.side.riding or self.scales:
             return []
-        texts = {slot.name: self.cell(name, "i") for slot, name in self.slots.items()}
+        texts = {value_alone(slot): self.cell(name, "i") for slot, name in self.slots.items()}
         values, names = self.values(texts, self.found(self.own_line))
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
@@ -337,11 +336,11 @@ class SideText:
         return [
             r
             for r in self.side.riding
-            if r.monoid.name == SUM.name and not r.args[0].is_Symbol and r.args[0] in self.slots
+            if r.monoid.name == SUM.name and not value_alone(r.args[0]) and r.args[0] in self.slots
         ]
 
     @property
-    def summed_slots(self) -> set[sp.Expr]:
+    def summed_slots(self) -> set[Expression]:
         return {reduce.args[0] for reduce in self.sums_of_slots}
 
     @property
