@@ -60,8 +60,8 @@ class Groups:
             return []
         lane = "static_cast<unsigned>(lane)"
         return [
-            Let("const int own_group", f"{lane} / kGroupVectors", "the group of a thread's first vector"),
-            Let("const bool leads_group", f"{lane} % kGroupVectors == 0", "it writes what its group has"),
+            Let("const int", "own_group", f"{lane} / kGroupVectors", "the group of a thread's first vector"),
+            Let("const bool", "leads_group", f"{lane} % kGroupVectors == 0", "it writes what its group has"),
         ]
 
     def walk(
@@ -104,7 +104,7 @@ class Groups:
             prefixed = len(by_element[number]) > 1
             for statement in statements:
                 if isinstance(statement, Map):
-                    move.append(Let(f"const float {names[statement.name]}", printer.text(statement.expr)))
+                    move.append(Let("const float", names[statement.name], printer.text(statement.expr)))
                     continue
                 name = names[statement.names[0]]
                 if vector := bits(statement):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from normgen.codegen.printer import FormulaPrinter, Printer
+from normgen.codegen.spelling import unnamed
 from normgen.codegen.statements import Do, Let, Statement, Struct, broken, text_of
 from normgen.program.frozen import OWN
 from normgen.program.ir import Reduce
@@ -97,7 +98,7 @@ def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:
         combined += recipe.texts
     printer = Printer(CONSTANTS)
     return State(
-        type=f"Look{look}",
+        type=unnamed(f"Look{look}"),
         variable=f"look{look}",
         doc=f"look {look}: " + ", ".join(f"{r.monoid.name}({', '.join(map(author.text, r.args))})" for r in reduces),
         components=tuple(name for r in reduces for name in r.names),
@@ -229,6 +230,6 @@ def _renamed(recipe: Recipe, own: Mapping[str, str], names: Mapping[str, str], p
     printed = CONSTANTS | {f"{OWN}{name}": text for name, text in own.items()} | dict(names)
     lets: list[Let] = []
     for let, tree in recipe.lets:
-        lets.append(Let(f"const float {prefix}{let}", Printer(printed).text(tree)))
+        lets.append(Let("const float", f"{prefix}{let}", Printer(printed).text(tree)))
         printed[f"{OWN}{let}"] = f"{prefix}{let}"
     return Renamed(lets=tuple(lets), results=recipe.results, printer=Printer(printed))

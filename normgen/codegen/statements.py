@@ -15,20 +15,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from normgen.codegen.spelling import unmarked
+from normgen.codegen.spelling import unmarked, words
 
 WIDTH = 120
-_IDENTIFIER = re.compile(r"\w*þ\w+?!\w*|[A-Za-z_]\w*")
 
 
 def identifiers(text: str) -> frozenset[str]:
     """The identifiers of an expression."""
-    return frozenset(_IDENTIFIER.findall(text))
+    return frozenset(word for word, _ in words(text) if not word[0].isdigit())
 
 
 @dataclass(frozen=True)
@@ -43,28 +41,30 @@ class Comment:
 
 @dataclass(frozen=True)
 class Let:
-    """`declaration` = `value`; without side effects."""
+    """`type` `name` = `value`, without side effects; the type of a pointer to arrays has {} in the name's place."""
 
-    declaration: str
+    type: str
+    name: str
     value: str
     comment: str = ""
 
-    @cached_property
-    def name(self) -> str:
-        return str(_IDENTIFIER.findall(self.declaration.split("[")[0])[-1])
+    @property
+    def is_type(self) -> bool:
+        return self.type == "using"
 
     @property
     def is_constant(self) -> bool:
         """Whether it is known when the text is compiled, or a type."""
-        return self.declaration.startswith(("constexpr ", "using "))
+        return self.is_type or self.type.startswith("constexpr ")
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return identifiers(f"{self.declaration} {self.value}") - {self.name}
+        return identifiers(f"{self.type} {self.value}") - {self.name}
 
     @property
     def text(self) -> str:
-        return f"{self.declaration} = {self.value};"
+        declared = self.type.format(self.name) if "{}" in self.type else f"{self.type} {self.name}"
+        return f"{declared} = {self.value};"
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,17 @@ Statement = Gap | Comment | Let | Do | For | If | Struct
 
 def constant(name: str, value: str, comment: str = "") -> Let:
     """A constant that follows from others."""
-    return Let(f"constexpr int {name}", value, comment)
+    return Let("constexpr int", name, value, comment)
 
 
 def setting(name: str, number: int, comment: str = "") -> Setting:
     """A constant that differs from schedule to schedule, or from problem to problem."""
-    return Setting(f"constexpr int {name}", f"Config::{name}", comment, number)
+    return Setting("constexpr int", name, f"Config::{name}", comment, number)
 
 
 def type_setting(name: str, chosen: str, comment: str = "") -> Setting:
     """A type that differs from schedule to schedule."""
-    return Setting(f"using {name}", f"typename Config::{name}", comment, chosen)
+    return Setting("using", name, f"typename Config::{name}", comment, chosen)
 
 
 def loop(variable: str, bound: str, body: Sequence[Statement], *, first: str = "0", unroll: str = "") -> For:

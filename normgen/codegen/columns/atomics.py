@@ -37,7 +37,7 @@ class SharedRow(Straight):
     def prologue(self) -> list[Statement]:
         zero = Do("column_sums[i] = 0.0f")
         return [
-            Let("float* column_sums", f"reinterpret_cast<float*>({self.cells.shared})"),
+            Let("float*", "column_sums", f"reinterpret_cast<float*>({self.cells.shared})"),
             For("for (int i = threadIdx.x; i < kSums; i += kThreads)", (zero,)),
             Do("__syncthreads()"),
         ]
@@ -79,7 +79,7 @@ class Ticket(Finish):
         for index, store in stores:
             total, at = f"{store.tensor}_total", f"{cells.line}{cells.start(index)}"
             found = self._of_group(store, f"sums + {at}") if store.group else f"__ldcg(sums + {at}cell)"
-            every.append(Do(f"{total} += {found}") if store in over_all else Let(f"const float {total}", found))
+            every.append(Do(f"{total} += {found}") if store in over_all else Let("const float", total, found))
             every += [] if store.group else [Do(f"sums[{at}cell] = 0.0f")]
             every += [] if store in over_all else self._write(store)
         if not batched:
@@ -101,7 +101,7 @@ class Ticket(Finish):
         cells = self.cells
         columns: list[Statement] = []
         if cells.by_column:
-            finish = [Let("const int column", cells.column_of_cell), *self._finish_cell(cells.by_column)]
+            finish = [Let("const int", "column", cells.column_of_cell), *self._finish_cell(cells.by_column)]
             each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
             columns.append(For(each_cell, tuple(finish)))
         if cells.by_group:
@@ -113,7 +113,7 @@ class Ticket(Finish):
             columns.append(For(each_group, tuple(self._finish_cell(of_size))))
         totals: list[Statement] = []
         for index, store in enumerate(cells.totals):
-            totals.append(Let(f"const float {store.tensor}_total", f"__ldcg(&totals[{index}])"))
+            totals.append(Let("const float", f"{store.tensor}_total", f"__ldcg(&totals[{index}])"))
             totals.append(Do(f"totals[{index}] = 0.0f"))
             totals.append(cells.write_total(store, f"{store.tensor}_total"))
         by_one = [If("threadIdx.x == 0", tuple(totals))] if totals else []

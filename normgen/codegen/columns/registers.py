@@ -19,12 +19,12 @@ class Registers(Gather):
 
     def prologue(self) -> list[Statement]:
         names = self.cells.names
-        groups = "float (*group_sums)[kTensors][kPitch]"
+        groups = "float (*{})[kTensors][kPitch]"
         return [
             Comment("This thread's sums over its rows, one for each of its columns."),
             *(Do(f"float {name}_sum[kSteps][kVector] = {{}}") for name in names),
             *(Do(f"float {name}_edge_sum = 0.0f") for name in names if self.plan.cut.edged),
-            Let(groups, f"reinterpret_cast<float (*)[kTensors][kPitch]>({self.cells.shared})"),
+            Let(groups, "group_sums", f"reinterpret_cast<float (*)[kTensors][kPitch]>({self.cells.shared})"),
         ]
 
     def add(self, index: int, term: str, site: Site) -> Statement:

@@ -65,7 +65,7 @@ class Totals:
         lanes = tuple(Do(f"{name}_sum += __shfl_xor_sync(0xffffffffu, {name}_sum, offset)") for name in self.names)
         left = tuple(Do(f"warp_totals[threadIdx.x / 32][{i}] = {name}_sum") for i, name in enumerate(self.names))
         handed = (
-            Let("const float total", "total_of_warps<kThreads / 32>(warp_totals, index)"),
+            Let("const float", "total", "total_of_warps<kThreads / 32>(warp_totals, index)"),
             self.finish.hand_on_total("index", "total"),
         )
         return [

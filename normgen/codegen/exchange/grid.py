@@ -54,10 +54,10 @@ class Grid(Exchange):
         sets = f"{STATES} + static_cast<long long>(gridDim.x) * kSummedWords"
         return [
             Comment("The blocks of a group share rows; they are numbered by their parts."),
-            Let("const int part", "blockIdx.x % kParts"),
-            Let("const int group", "blockIdx.x / kParts"),
-            Let("unsigned* counter", f"{ARRIVALS} + group * kCounterWords"),
-            Let("float* sets", f"{sets} + group * 2 * kParts * kStateWords", "two sets of states"),
+            Let("const int", "part", "blockIdx.x % kParts"),
+            Let("const int", "group", "blockIdx.x / kParts"),
+            Let("unsigned*", "counter", f"{ARRIVALS} + group * kCounterWords"),
+            Let("float*", "sets", f"{sets} + group * 2 * kParts * kStateWords", "two sets of states"),
             Do("unsigned exchanges = 0"),
         ]
 

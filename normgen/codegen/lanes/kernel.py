@@ -104,12 +104,12 @@ class LaneKernel:
             if isinstance(statement, Map):
                 text = Printer(names).text(statement.expr)
             elif statement.name in self.plan.seeds:
-                found.append(Let(f"const Vec<{self.access.ctype(statement.name)}, 1> {names[statement.name]}",
+                found.append(Let(f"const Vec<{self.access.ctype(statement.name)}, 1>", names[statement.name],
                                  f"read<1>({statement.name})"))  # fmt: skip
                 continue
             else:
                 text = self.access.read_row_value(statement.name, "0")
-            found.append(Let(f"const float {names[statement.name]}", text))
+            found.append(Let("const float", names[statement.name], text))
         return found
 
     def row_values(self, stage: int) -> list[Statement]:
@@ -170,7 +170,7 @@ class LaneKernel:
         leaves = [each_element(left)]
         return [
             *found,
-            Let(f"float* const look{look + 1}_states", area),
+            Let("float* const", f"look{look + 1}_states", area),
             *([If("threadIdx.x % 32 < kSlots", tuple(leaves))] if plan.together > 1 else leaves),
             Do(SYNC, "all parts have left their states"),
             each_element([first]),
@@ -232,7 +232,7 @@ class LaneKernel:
             setting("kUnroll", plan.unroll, "steps that a loop does in a trip"),
             constant("kSteps", "(kCols + kParts - 1) / kParts", "columns of the first part"),
             constant("kWholeSteps", "kCols / kParts", "columns that each part has"),
-            Let("constexpr bool kEven", "kSteps == kWholeSteps", "all parts have as many"),
+            Let("constexpr bool", "kEven", "kSteps == kWholeSteps", "all parts have as many"),
             type_setting("Load", policy(s.load)),
             type_setting("Store", policy(s.store)),
             chain_setting(s),
@@ -244,13 +244,13 @@ class LaneKernel:
         bytes_held, bytes_sums = held_bytes(self.problem, self.plan.schedule), sums_bytes(self.problem)
         start = "dynamic_shared() + {}".format
         return [
-            Let("const int slot", "threadIdx.x % kSlots"),
-            Let("const int part", "threadIdx.x / kSlots"),
-            Let("const int group", f"part / {self.plan.together}" if self.plan.together > 1 else "part"),
-            Let("const long long own", "static_cast<long long>(part) * lanes", "a part's first column"),
-            Let("const long long stride", "static_cast<long long>(kParts) * lanes", "from one step to the next"),
+            Let("const int", "slot", "threadIdx.x % kSlots"),
+            Let("const int", "part", "threadIdx.x / kSlots"),
+            Let("const int", "group", f"part / {self.plan.together}" if self.plan.together > 1 else "part"),
+            Let("const long long", "own", "static_cast<long long>(part) * lanes", "a part's first column"),
+            Let("const long long", "stride", "static_cast<long long>(kParts) * lanes", "from one step to the next"),
             *self.looks.slots(),
-            Let("float* const states", f"reinterpret_cast<float*>({start(bytes_held + bytes_sums)})"),
+            Let("float* const", "states", f"reinterpret_cast<float*>({start(bytes_held + bytes_sums)})"),
             *self.sums.prologue(start(bytes_held)),
         ]
 
@@ -260,13 +260,15 @@ class LaneKernel:
         for tensor in self.problem.pitched_tensors:
             const = "const " if tensor.is_const else ""
             at = f"{tensor.name} + static_cast<long long>(outer) * {tensor.name}_pitch + lane"
-            pointers.append(Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", at))
+            pointers.append(Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", at))
         return [
-            Let("const long long own_row", "first_row + slot * kVector"),
-            Let("const bool active", "own_row < rows", "idle threads recompute the block's first rows, store nothing"),
-            Let("const int row", "static_cast<int>(active ? own_row : first_row)"),
-            Let("const int outer", "row / lanes"),
-            Let("const int lane", "row % lanes"),
+            Let("const long long", "own_row", "first_row + slot * kVector"),
+            Let(
+                "const bool", "active", "own_row < rows", "idle threads recompute the block's first rows, store nothing"
+            ),
+            Let("const int", "row", "static_cast<int>(active ? own_row : first_row)"),
+            Let("const int", "outer", "row / lanes"),
+            Let("const int", "lane", "row % lanes"),
             *pointers,
         ]
 
@@ -301,7 +303,7 @@ class LaneKernel:
         work: Sequence[Statement] = (
             [For(f"for (long long first_row = {first}; first_row < rows; first_row += {step})", tuple(self.work()))]
             if plan.loops_rows
-            else [Let("const long long first_row", first), *self.work()]
+            else [Let("const long long", "first_row", first), *self.work()]
         )
         body = [
             *self.constants(),

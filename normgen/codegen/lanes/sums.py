@@ -62,7 +62,7 @@ class LaneSums:
             return []
         zero = [Do(f"column_sums[{self.cells.start(i)}col] = 0.0f") for i, _ in enumerate(self.cells.names)]
         own = For("for (int col = part + slot * kParts; col < kCols; col += kParts * kSlots)", tuple(zero))
-        return [Let("float* const column_sums", f"reinterpret_cast<float*>({start})"), own, Do("__syncwarp()")]
+        return [Let("float* const", "column_sums", f"reinterpret_cast<float*>({start})"), own, Do("__syncwarp()")]
 
     def head(self) -> list[Statement]:
         return [Do(f"float {name}_part = 0.0f") for _, name, _ in self.terms] if self.sums else []

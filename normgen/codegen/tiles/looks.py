@@ -36,7 +36,7 @@ class LooksAhead:
         start, found = "reinterpret_cast<float*>(dynamic_shared()) + kSlots", list[Statement]()
         for reduce in self.reduces:
             name = f"{reduce.names[0]}_found"
-            found.append(Let(f"float* const {name}", start))
+            found.append(Let("float* const", name, start))
             start = f"{name} + kTileM"
         return found
 
@@ -52,7 +52,8 @@ class LooksAhead:
         at = {look.axis: "m", k: "k"}
         vectors = [
             Let(
-                f"const {self.access.vec(load.tensor, side.width(load))} {load.name}_ahead",
+                f"const {self.access.vec(load.tensor, side.width(load))}",
+                f"{load.name}_ahead",
                 self.access.read(load.tensor, at, side.width(load), hint=", Load"),
             )
             for load in side.loads
@@ -66,14 +67,14 @@ class LooksAhead:
             f"{UNROLL} 4",
         )
         lanes = [
-            Let(f"const float {r.names[0]}_other", f"__shfl_xor_sync(0xffffffffu, {r.names[0]}_ahead, lanes)")
+            Let("const float", f"{r.names[0]}_other", f"__shfl_xor_sync(0xffffffffu, {r.names[0]}_ahead, lanes)")
             for r in look.riding
         ]
         combined = [s for r in look.riding for s in single_combine(r, f"{r.names[0]}_ahead", f"{r.names[0]}_other")]
         kept = [Do(f"{r.names[0]}_found[line] = {r.names[0]}_ahead") for r in look.riding]
         body: list[Statement] = [
-            Let("const int m", "m0 + line"),
-            *(Let(f"float {r.names[0]}_ahead", single_identity(r)) for r in look.riding),
+            Let("const int", "m", "m0 + line"),
+            *(Let("float", f"{r.names[0]}_ahead", single_identity(r)) for r in look.riding),
             *when(self.access.inside({look.axis: "m"}), over_k),
             For(f"for (int lanes = {LANES // 2}; lanes > 0; lanes /= 2)", (*lanes, *combined), UNROLL),
             If(f"threadIdx.x % {LANES} == 0", tuple(kept)),
@@ -90,7 +91,7 @@ class MovingMaximum:
         self.top = self.moving.top.names[0]
 
     def shared(self) -> list[Statement]:
-        return [Let("float* const moved", "reinterpret_cast<float*>(dynamic_shared()) + kSlots")]
+        return [Let("float* const", "moved", "reinterpret_cast<float*>(dynamic_shared()) + kSlots")]
 
     def start(self) -> list[Statement]:
         """A thread's rows are the same in all tiles."""
@@ -107,16 +108,16 @@ class MovingMaximum:
         own = {name: text for name, text in texts.items() if name in {load.name for load in look.loads}}
         values, names = look.values(own)
         step = single_step(self.moving.top, seen, names, prefix=f"{top}_")
-        other = Let(f"const float {top}_other", f"__shfl_xor_sync(0xffffffffu, {seen}, lanes)")
+        other = Let("const float", f"{top}_other", f"__shfl_xor_sync(0xffffffffu, {seen}, lanes)")
         combined = single_combine(self.moving.top, seen, f"{top}_other")
         moved = Call(self.moving.exponential, (Binary("-", Name("old"), Name("new")),))
         factor = Printer({"old": f"{top}_own[step]", "new": seen}).text(moved)
         scaled = [Do(f"{name}_own[step] *= {top}_moved") for name in self.moving.sums]
         return [
-            Let(f"float {seen}", f"{top}_own[step]"),
+            Let("float", seen, f"{top}_own[step]"),
             loop("i", "kVector", [*values, *when(inside, *step)], unroll=UNROLL),
             For("for (int lanes = 1; lanes < kLineM; lanes *= 2)", (other, *combined), UNROLL),
-            Let(f"const float {top}_moved", factor),
+            Let("const float", f"{top}_moved", factor),
             Do(f"{top}_own[step] = {seen}"),
             *scaled,
             If("k == 0", (Do(f"moved[{self._line()}] = {top}_moved"),), alone=True),
@@ -147,7 +148,7 @@ class MovingMaximum:
         at = "stage * kTileM + own_m(i)" if self.plan.schedule.stages > 1 else "own_m(i)"
         scaled = [Do(f"{name}_sum[i][j] *= {self.top}_moved") for name in self.moving.dots]
         body: list[Statement] = [
-            Let(f"const float {self.top}_moved", f"moved[{at}]"),
+            Let("const float", f"{self.top}_moved", f"moved[{at}]"),
             If(f"{self.top}_moved != 1.0f", (loop("j", "kThreadN", scaled, unroll=UNROLL),)),
         ]
         return [loop("i", "kThreadM", body, unroll=UNROLL)]

@@ -74,13 +74,13 @@ class SideText:
         line, column = (i, "k") if self.lies_deep else ("k", i)
         if self.is_even:
             return [
-                Let(f"const int {line}", f"threadIdx.x / kLine{x} + step * (kThreads / kLine{x})"),
-                Let(f"const int {column}", f"threadIdx.x % kLine{x} * kVector"),
+                Let("const int", line, f"threadIdx.x / kLine{x} + step * (kThreads / kLine{x})"),
+                Let("const int", column, f"threadIdx.x % kLine{x} * kVector"),
             ]
         return [
-            Let("const int vector", "threadIdx.x + step * kThreads"),
-            Let(f"const int {line}", f"vector / kLine{x}"),
-            Let(f"const int {column}", f"vector % kLine{x} * kVector"),
+            Let("const int", "vector", "threadIdx.x + step * kThreads"),
+            Let("const int", line, f"vector / kLine{x}"),
+            Let("const int", column, f"vector % kLine{x} * kVector"),
         ]
 
     @property
@@ -155,10 +155,10 @@ class SideText:
         known  names of what is known of its row
         at     its place in the tensors, if it is not element i of a step's vector
         """
-        found: list[Statement] = [Let(f"const float {name}_i", text) for name, text in texts.items()]
+        found: list[Statement] = [Let("const float", f"{name}_i", text) for name, text in texts.items()]
         names = {name: f"{name}_i" for name in texts} | self.access.numbers(at or self.numbers) | dict(known or {})
         for step in self.side.maps:
-            found.append(Let(f"const float {step.name}_i", Printer(names).text(step.expr)))
+            found.append(Let("const float", f"{step.name}_i", Printer(names).text(step.expr)))
             names[step.name] = f"{step.name}_i"
         return found, names
 
@@ -214,8 +214,8 @@ class SideText:
         begin = self.access.begin(self.k)
         first = {self.axis: f"{self.index}0 + {m}", self.k: k if begin == "0" else f"{begin} + {k}"}
         for load in self.walked:
-            pointer = f"const {self.access.ctype(load.tensor)}* {self.own(load, 'next')}"
-            found.append(Let(pointer, self.access.address(load.tensor, first)))
+            pointer = f"const {self.access.ctype(load.tensor)}*"
+            found.append(Let(pointer, self.own(load, "next"), self.access.address(load.tensor, first)))
         return found
 
     def here(self, load: Load) -> str:
@@ -248,7 +248,7 @@ class SideText:
         vector = [] if self.is_even else [f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"]
         at = {self.k: self.at[self.k]} if self.scales else self.at
         inside = both(*vector, *(self.access.inside({axis: index}) for axis, index in at.items()))
-        body: list[Statement] = [Let("const bool inside", inside)]
+        body: list[Statement] = [Let("const bool", "inside", inside)]
         alone: list[Statement] = []
         for load in self.fetched:
             if self.plan.is_same(self.side, load):
@@ -275,7 +275,7 @@ class SideText:
         top = {name: f"{name}_own[step]" for name in self.known}
         values, names = self.values(texts, top if moves else self.found(self.own_line))
         shared = {slot: name for slot, name in self.slots.items() if slot in self.summed_slots}
-        elements = [*values, *(Let(f"const float {n}_i", self.factor(e, names, inside)) for e, n in shared.items())]
+        elements = [*values, *(Let("const float", f"{n}_i", self.factor(e, names, inside)) for e, n in shared.items())]
         elements += self.ride(names, inside, self.own_index)
         behind: list[Statement] = []
         for slot, name in self.slots.items():
@@ -292,7 +292,7 @@ class SideText:
     def copy(self) -> list[Statement]:
         """The vectors set out for a slot; what lies beyond an edge arrives as zeros."""
         loads = {load.name: load for load in self.loads}
-        sent: list[Statement] = [Let("const bool inside", self.access.inside(self.at))]
+        sent: list[Statement] = [Let("const bool", "inside", self.access.inside(self.at))]
         for slot, name in self.slots.items():
             load = self.loads[0] if self.scales else loads[value_alone(slot)]
             source = self.here(load) or self.access.address(load.tensor, self.at)
@@ -320,7 +320,7 @@ class SideText:
         elements = [*values, *self.ride(names, "inside", self.own_index)]
         elements.append(Do(f"{name}_values[i] = {self.factor(slot, names, 'inside')}"))
         body: list[Statement] = [
-            *([Let("const bool inside", self.access.inside(self.at))] if self.asks_inside else []),
+            *([Let("const bool", "inside", self.access.inside(self.at))] if self.asks_inside else []),
             Do(f"float {name}_values[kVector]"),
             Do(f"read_pieces<kVector, kVector>(&{self.cell(name)}, {name}_values)"),
             loop("i", "kVector", elements, unroll=UNROLL),
@@ -411,8 +411,8 @@ class SideText:
         values, names = self.values(texts, self.found(f"own_{self.index}(i)"), at)
         x = self.letter
         body: list[Statement] = [
-            Let(f"const int {self.index}", f"{self.index}0 + own_{self.index}(i)"),
-            Let("const bool inside", self.access.inside({self.axis: self.index})),
+            Let("const int", self.index, f"{self.index}0 + own_{self.index}(i)"),
+            Let("const bool", "inside", self.access.inside({self.axis: self.index})),
             *values,
         ]
         for reduce in self.side.riding:

@@ -17,7 +17,7 @@ class RegisterAhead(Transport):
 
     def constants(self) -> list[Let]:
         ahead = "the next row is loaded while the present one is computed"
-        is_ahead = Setting("constexpr bool kAhead", "Config::kAhead", ahead, int(self.plan.fetches_ahead))
+        is_ahead = Setting("constexpr bool", "kAhead", "Config::kAhead", ahead, int(self.plan.fetches_ahead))
         return [*super().constants(), is_ahead]
 
     def start_fetching(self) -> list[Statement]:

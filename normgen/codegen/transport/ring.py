@@ -120,7 +120,7 @@ class Ring(Transport):
         if not self.plan.is_staged:
             return [fetch_if(self.access, "fetch({})", first, copier.elected), *copier.commit, *values]
         tile = [
-            Let(f"const int {self.access.tile}", self.access.behind(first, tiles="stage")),
+            Let("const int", self.access.tile, self.access.behind(first, tiles="stage")),
             fetch_if(self.access, "fetch({}, stage)", self.access.tile, copier.elected),
             *copier.commit,
         ]

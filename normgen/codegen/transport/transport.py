@@ -105,7 +105,7 @@ class Slots:
         found: list[Statement] = []
         for tensor, start in starts:
             ctype = self.access.ctype(tensor)
-            found.append(Let(f"{ctype}* {tensor}_shared", f"reinterpret_cast<{ctype}*>({start})"))
+            found.append(Let(f"{ctype}*", f"{tensor}_shared", f"reinterpret_cast<{ctype}*>({start})"))
         return found
 
     @property
@@ -156,4 +156,4 @@ def fetch_later(access: Access, call: str, name: str, row: str, elected: str = "
     It may lie past the largest int; of last rows first it may lie below 0.
     """
     kind = "int" if access.plan.descends else "unsigned"
-    return [Let(f"const {kind} {name}", row), fetch_if(access, call, name, elected)]
+    return [Let(f"const {kind}", name, row), fetch_if(access, call, name, elected)]
