@@ -10,20 +10,18 @@ in the kernels that cut rows by a shift, and stays `shift` in the others.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
-import sympy as sp
-
 from normgen.problem.problem import Problem
-from normgen.program.ir import Guard, Load, Map, Random, Reduce, RowProgram, Statement, Store, value_kinds
-from normgen.program.monoid import symbol
+from normgen.program.ir import RowProgram
+from normgen.program.rewrites.renamed import renamed
 
 # "!" sorts before letters, digits and "_": marked names have the order of the names, and sympy orders terms by names.
-# "þ" is a letter, so that \b of a search meets no word within a mark, and one byte of a Python text.
+# "þ" is one byte of a Python text.
 _OPEN, _CLOSE = "þ", "!"
 _UNNAMED = "\u00a7"
 _WITHIN_WORDS = frozenset(f"{string.ascii_letters}{string.digits}_{_OPEN}{_CLOSE}.")
@@ -92,29 +90,7 @@ def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
         )
         for t in problem.tensors
     )
-    symbols = {symbol(name): symbol(mark(name)) for name in value_kinds(program)}
-    statements = tuple(_marked_statement(statement, symbols) for statement in program.statements)
-    scalars = tuple(map(mark, program.scalars))
-    return replace(problem, tensors=tensors), replace(program, statements=statements, scalars=scalars)
-
-
-def _marked_statement(statement: Statement, symbols: Mapping[sp.Symbol, sp.Symbol]) -> Statement:
-    match statement:
-        case Load(name=name, of=of, index=index):
-            of, index = (mark(other) if other else "" for other in (of, index))
-            return replace(statement, name=mark(name), of=of, index=index)
-        case Random(name=name, seed=seed):
-            return replace(statement, name=mark(name), seed=mark(seed))
-        case Reduce(names=names, args=args, guard=guard):
-            found = replace(statement, names=tuple(map(mark, names)), args=tuple(a.xreplace(symbols) for a in args))
-            if guard is None:
-                return found
-            instead = tuple(value.xreplace(symbols) for value in guard.instead)
-            return replace(found, guard=Guard(guard.margin.xreplace(symbols), instead))
-        case Map(name=name, expr=expr):
-            return replace(statement, name=mark(name), expr=expr.xreplace(symbols))
-        case Store(tensor=tensor, value=value):
-            return replace(statement, tensor=mark(tensor), value=mark(value))
+    return replace(problem, tensors=tensors), renamed(program, mark)
 
 
 class Spelling:
