@@ -9,7 +9,7 @@ from functools import cached_property
 from normgen.codegen.printer import Printer, float_literal, place_of
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
-from normgen.codegen.statements import Comment, Do, If, Let, Statement
+from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement
 from normgen.dtypes import F32
 from normgen.problem.problem import Problem
 from normgen.problem.scales import TILE_ROWS, WORD, ScaleLayout
@@ -247,7 +247,7 @@ class Access(Tensors):
         if not self.plan.cut.edged:
             return ()
         reads = [(ld.name, self.read_elem(ld.name, EDGE)) for ld in self.plan.held]
-        return tuple(Do(f"{name.format(tensor)} = {read}") for tensor, read in reads)
+        return tuple(Set(name.format(tensor), read) for tensor, read in reads)
 
     def declarations(self, loads: Iterable[Load], steps: str) -> list[Statement]:
         """Where the vectors of `loads` wait, and their elements of the edge."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from normgen.codegen.access import Access
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, single_step
-from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, If, Let, Set, Statement, constant, setting
 from normgen.codegen.walk import each_element
 from normgen.program.ir import Map, Reduce, used_names, value_alone
 from normgen.schedule.plan import groups_are_warps, in_pairs
@@ -99,7 +99,7 @@ class Groups:
                 known.append(name)
                 kept.append(name)
                 before.append(Do(f"float {name}_kept[kVector]"))
-                peek.append(Do(f"{name}_kept[i] = {names[name]}"))
+                peek.append(Set(f"{name}_kept[i]", names[name]))
             move: list[Statement] = []
             prefixed = len(by_element[number]) > 1
             for statement in statements:
@@ -112,7 +112,7 @@ class Groups:
                 else:
                     before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
                     peek += single_step(statement, name, names, prefix=f"{name}_" if prefixed else "")
-                move.append(Do(f"{name} = {self._combined(statement.monoid.name, name)}"))
+                move.append(Set(name, self._combined(statement.monoid.name, name)))
             passes += [peek, move]
         stores = tuple(self.stores()) if is_last else ()
         if not passes:

@@ -29,6 +29,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Setting,
     Statement,
     constant,
@@ -310,11 +311,11 @@ class MainKernel:
         numbers. So they take the same branch, and meet at the barriers within.
         """
         group, names, printer = self.plan.looks[look], self.access.names, Printer(self.access.names)
-        spared: dict[str, list[Do]] = {}  # by the condition, which a margin of NaN does not meet
+        spared: dict[str, list[Set]] = {}  # by the condition, which a margin of NaN does not meet
         for reduce in group:
             if guard := reduce.guard:
                 values = zip(reduce.names, guard.instead, strict=True)
-                known = [Do(f"{names[name]} = {printer.text(value)}") for name, value in values]
+                known = [Set(names[name], printer.text(value)) for name, value in values]
                 spared.setdefault(f"{printer.text(guard.margin)} >= 0.0f", []).extend(known)
         instead = [If(condition, tuple(known)) for condition, known in spared.items()]
         if not is_spared(group):

@@ -14,7 +14,7 @@ from normgen.codegen.columns import Columns
 from normgen.codegen.groups import Groups
 from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
-from normgen.codegen.statements import Do, Gap, If, Let, Statement
+from normgen.codegen.statements import Do, Gap, If, Let, Set, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
 from normgen.program.functions import COL, ROW
@@ -40,7 +40,7 @@ class Elements:
 
     def values(self, loop: Elementwise) -> list[Statement]:
         """All that `loop` does, in the order in which values need each other; then what is left for later looks."""
-        leaves = [Do(f"{self.floats(name)} = {self.access.names[name]}") for name in self.left]
+        leaves = [Set(self.floats(name), self.access.names[name]) for name in self.left]
         return [*self.reads(loop), *self.maps(loop.maps), *leaves]
 
     def reads(self, loop: Elementwise) -> list[Statement]:
@@ -178,7 +178,7 @@ class Looks:
                 # its terms, added one by one, would each round at the size of what was there
                 added = printer.operand(source.expr, PRODUCT) if source else text
                 text = f"element({before}, {site.index}) + {added}"
-            elem.append(Do(f"{store.tensor}_values[{site.index}] = {text}"))
+            elem.append(Set(f"{store.tensor}_values[{site.index}]", text))
             tail += self.stores(store, site)
         return Walk(head=head, elem=elem, tail=tail)
 
@@ -197,7 +197,7 @@ class Looks:
         if not load.kind.by_row:
             read = self.access.read_param(tensor, site)
             if load in self.plan.config_params:
-                head.append(If("!kEarlyParams", (Do(f"{site.of(tensor)} = {read}"),), alone=True))
+                head.append(If("!kEarlyParams", (Set(site.of(tensor), read),), alone=True))
             if load in (*self.plan.config_params, *self.plan.early_params):
                 return site.of(tensor)
         elif place is Place.REGISTERS or (place is Place.SHARED and site is EDGE):
@@ -234,7 +234,7 @@ class Looks:
         if not params:
             return []
         reads = {
-            site: [Do(f"{site.of(p.name)} = {self.access.read_param(p.name, site)}") for p in params]
+            site: [Set(site.of(p.name), self.access.read_param(p.name, site)) for p in params]
             for site in self.access.sites
         }
         walk = Walk(head=reads[self.access.vector_site], edge=reads.get(EDGE, ()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normgen.codegen.printer import FormulaPrinter, Printer
 from normgen.codegen.spelling import unnamed
-from normgen.codegen.statements import Do, Let, Statement, Struct, broken, text_of
+from normgen.codegen.statements import Do, Let, Set, Statement, Struct, broken, text_of
 from normgen.program.frozen import OWN
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST, SUM, Recipe
@@ -78,7 +78,7 @@ class State:
 
     def end(self) -> list[Statement]:
         """After the look: what a thread has added up."""
-        return [Do(f"{self.variable}.{name} = sum_in_pairs({self.sums(name)})") for name in self.added]
+        return [Set(f"{self.variable}.{name}", f"sum_in_pairs({self.sums(name)})") for name in self.added]
 
 
 def _body(statements: Sequence[Statement]) -> list[str]:
@@ -155,14 +155,14 @@ def steps_of(
         known = {**own, vector.reference: reference}
         before.append(Do(f"float {reference} = {_renamed(vector.start, own, names, prefix).texts[0]}"))
         peeked = _renamed(vector.peek, known, names, prefix)
-        peek += [*peeked.lets, Do(f"{reference} = {peeked.texts[0]}")]
+        peek += [*peeked.lets, Set(reference, peeked.texts[0])]
         move += _renamed(vector.move, known, names, prefix).assignments(own)
         in_vector = dict(own)
         if vector.added:
             sums = f"{prefix}{vector.added}s"
             in_vector[vector.added] = f"{sums}[i % kRunningSums]"
             before.append(Do(f"float {sums}[kRunningSums] = {{}}"))
-            after.append(Do(f"{own[vector.added]} += sum_in_pairs({sums})"))
+            after.append(Set(own[vector.added], f"sum_in_pairs({sums})", "+="))
         elem += _renamed(vector.step, in_vector, names, prefix).statements(in_vector)
     return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem), after=tuple(after))
 
@@ -219,9 +219,9 @@ class Renamed:
             terms = operands(result, "+-")
             if len(terms) > 1 and ("+", Name(name)) in terms:
                 terms.remove(("+", Name(name)))
-                statements.append(Do(f"{text} += {self.printer.text(sum_of(terms))}"))
+                statements.append(Set(text, self.printer.text(sum_of(terms)), "+="))
             elif result != Name(name):
-                statements.append(Do(f"{text} = {self.printer.text(result)}"))
+                statements.append(Set(text, self.printer.text(result)))
         return statements
 
 

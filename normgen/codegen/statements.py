@@ -3,7 +3,8 @@
     Comment   // words
     Let       a constant or variable that is declared with its value; dropped where nobody reads it
     Setting   a constant whose value a schedule chooses: Config has it
-    Do        any other declaration, assignment or call
+    Set       an assignment
+    Do        any other declaration, or a call
     For       a loop, or a lambda
     If        a branch
     Struct    a type with its functions
@@ -76,7 +77,7 @@ class Setting(Let):
 
 @dataclass(frozen=True)
 class Do:
-    """One statement, its semicolon left out."""
+    """Another statement, its semicolon left out."""
 
     expression: str
     comment: str = ""
@@ -88,6 +89,24 @@ class Do:
     @property
     def text(self) -> str:
         return f"{self.expression};"
+
+
+@dataclass(frozen=True)
+class Set:
+    """`target` = `value`, or another assignment: `operator` says which."""
+
+    target: str
+    value: str
+    operator: str = "="
+    comment: str = ""
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers(f"{self.target} {self.value}")
+
+    @property
+    def text(self) -> str:
+        return f"{self.target} {self.operator} {self.value};"
 
 
 @dataclass(frozen=True)
@@ -129,7 +148,7 @@ class Struct:
         return identifiers("\n".join(self.lines))
 
 
-Statement = Gap | Comment | Let | Do | For | If | Struct
+Statement = Gap | Comment | Let | Set | Do | For | If | Struct
 
 
 def constant(name: str, value: str, comment: str = "") -> Let:
@@ -215,7 +234,7 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
     match statement:
         case Comment():
             yield from broken(f"{indent}// {statement.text}", "// ")
-        case Let() | Do():
+        case Let() | Set() | Do():
             yield from _with_comment(indent, statement.text, statement.comment)
         case If() if statement.alone:
             [inner] = statement.body

@@ -6,7 +6,7 @@ from normgen.codegen.chain import chain_setting, declare
 from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
 from normgen.codegen.columns.totals import total_constants
 from normgen.codegen.module import Kernel, Launch, Param, Source
-from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, For, Gap, If, Let, Set, Statement, constant, setting
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS, FEW_ROWS_THREADS = 512, 256
@@ -22,7 +22,7 @@ class PartialRows(Finish):
         return [Let("float*", "partial_row", row)]
 
     def hand_on(self, index: int, cell: str, value: str) -> Statement:
-        return Do(f"partial_row[{self.cells.start(index)}{cell}] = {value}")
+        return Set(f"partial_row[{self.cells.start(index)}{cell}]", value)
 
     def target_of_totals(self) -> list[Statement]:
         return [Let("float*", "partial_totals", f"{self.totals('gridDim.x')} + blockIdx.x * kTotalPitch")]
@@ -37,7 +37,7 @@ class PartialRows(Finish):
         return f"partials + static_cast<long long>({rows}) * kTensors * kPitch"
 
     def hand_on_total(self, index: str, value: str) -> Statement:
-        return Do(f"partial_totals[{index}] = {value}")
+        return Set(f"partial_totals[{index}]", value)
 
 
 class TwoKernels(PartialRows):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.module import Param, Source
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Comment, Do, Gap, Let, Statement, constant, setting
+from normgen.codegen.statements import Comment, Do, Gap, Let, Set, Statement, constant, setting
 from normgen.schedule.plan import TICKET_BYTES, Plan
 
 ARRIVALS, STATES = "arrivals", "states"
@@ -65,7 +65,7 @@ class Grid(Exchange):
         variable = state.variable
         place = f"reinterpret_cast<{state.type}*>(sets + exchanges % 2 * kParts * kStateWords)"
         call = f"exchange_grid<kWarps, kParts>({variable}, {variable}_slots, {place}, counter, part, exchanges)"
-        return [Do(f"{variable} = {call}"), Do("++exchanges")]
+        return [Set(variable, call), Do("++exchanges")]
 
     def leave(self) -> list[Statement]:
         return [Gap(), Do("leave_grid<kParts>(counter, part, exchanges)")]

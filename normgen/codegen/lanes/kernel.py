@@ -20,6 +20,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Statement,
     constant,
     loop,
@@ -124,7 +125,7 @@ class LaneKernel:
                 continue
             text = printer.text(statement.expr) if isinstance(statement, Map) else self.access.read_of_row(statement)
             arrays.append(Do(f"float {self.access.array(statement.name)}[kVector]"))
-            each.append(Do(f"{names[statement.name]} = {text}"))
+            each.append(Set(names[statement.name], text))
         return [*arrays, each_element(each)] if each else []
 
     def row_stores(self) -> list[Statement]:
@@ -149,7 +150,7 @@ class LaneKernel:
         found: list[Statement] = []
         if plan.together > 1:
             other = f"{state.type}::shuffle_xor({variable}, offset, 0xffffffffu)"
-            added = Do(f"{variable} = {state.type}::combine({variable}, {other})")
+            added = Set(variable, f"{state.type}::combine({variable}, {other})")
             found.append(Comment("Lanes of a warp that share rows combine."))
             found.append(For("for (int offset = kSlots; offset < 32; offset *= 2)", (each_element([added]),), UNROLL))
         if plan.groups == 1:
@@ -158,15 +159,15 @@ class LaneKernel:
         area = f"states + {number} * {plan.area}" if number else "states"
         place = "{} * kGroups * kRows + {} * kRows + slot * kVector + i"
         left = [
-            Do(f"look{look + 1}_states[{place.format(number, 'group')}] = {variable}.{name}")
+            Set(f"look{look + 1}_states[{place.format(number, 'group')}]", f"{variable}.{name}")
             for number, name in enumerate(state.components)
         ]
         read = ", ".join(
             f"look{look + 1}_states[{place.format(number, '{}')}]" for number, _ in enumerate(state.components)
         )
-        first = Do(f"{variable} = {{{read.format(*['0'] * len(state.components))}}}")
+        first = Set(variable, f"{{{read.format(*['0'] * len(state.components))}}}")
         others = read.format(*["other"] * len(state.components))
-        further = Do(f"{variable} = {state.type}::combine({variable}, {{{others}}})")
+        further = Set(variable, f"{state.type}::combine({variable}, {{{others}}})")
         leaves = [each_element(left)]
         return [
             *found,
@@ -185,7 +186,7 @@ class LaneKernel:
                 Gap(),
                 *(lowest if "-3.402823466e+38f" in state.identity else []),
                 Do(f"{state.type} {state.variable.removesuffix('[i]')}[kVector]"),
-                each_element([Do(f"{state.variable} = {{{', '.join(state.identity)}}}")]),
+                each_element([Set(state.variable, f"{{{', '.join(state.identity)}}}")]),
                 *self.guarded(look, [*self.looks.look_at(look), *self.combine(look, state)]),
                 *self.row_values(look + 1),
             ]
@@ -201,7 +202,7 @@ class LaneKernel:
         for reduce in group:
             if guard := reduce.guard:
                 values = zip(reduce.names, guard.instead, strict=True)
-                known = [Do(f"{names[name]} = {printer.text(value)}") for name, value in values]
+                known = [Set(names[name], printer.text(value)) for name, value in values]
                 spared.setdefault(f"{printer.text(guard.margin)} >= 0.0f", []).extend(known)
         instead = [each_element([If(condition, tuple(known)) for condition, known in spared.items()])] if spared else []
         if not is_spared(group):
@@ -210,7 +211,7 @@ class LaneKernel:
         needed = f"look{look + 1}_needed"
         return [
             Do(f"bool {needed} = false"),
-            each_element([Do(f"{needed} = {needed} || {some}")]),
+            each_element([Set(needed, f"{needed} || {some}")]),
             If(f"__any_sync(0xffffffffu, {needed})", tuple(reduction)),
             *instead,
         ]

@@ -12,7 +12,7 @@ from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.lanes.sums import LaneSums
 from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, function, loop
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, function, loop
 from normgen.codegen.walk import UNROLL, each_element
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store
@@ -49,7 +49,7 @@ class LaneLooks:
         for load in plan.held:
             if plan.in_registers:
                 arrays.append(Do(f"{access.vec(load.name)} {load.name}_held[kSteps]"))
-                reads.append(Do(f"{load.name}_held[step] = {access.read_vector(load.name)}"))
+                reads.append(Set(f"{load.name}_held[step]", access.read_vector(load.name)))
             else:
                 reads.append(Do(f"write({self.slot(load.name)}, {access.read_vector(load.name)})"))
         return [Gap(), *arrays, *self._steps("fetch", reads)]
@@ -75,7 +75,7 @@ class LaneLooks:
             head.append(Do(f"{access.vec(source.name)} {source.name}_chunk[kChunk]"))
             read = self._vector(source, is_last=False)
             step, at = Let("const int", "step", "first + e"), self._at()
-            head.append(loop("e", "kChunk", [step, at, *read, Do(f"{source.name}_chunk[e] = {source.name}_vec")],
+            head.append(loop("e", "kChunk", [step, at, *read, Set(f"{source.name}_chunk[e]", f"{source.name}_vec")],
                              unroll=UNROLL))  # fmt: skip
             each.append(Let("const float", names[source.name], f"element({source.name}_chunk[e], i)"))
         each += [Let("const float", names[m.name], printer.text(m.expr)) for m in loop_.maps]
@@ -179,7 +179,7 @@ class LaneLooks:
                 source = maps.get(store.value)  # its terms, added one by one, would each round at the size of the sum
                 added = printer.operand(source.expr, PRODUCT) if source else text
                 text = f"element({before}, i) + {added}"
-            values.append(Do(f"{to}_values[i] = {text}"))
+            values.append(Set(f"{to}_values[i]", text))
             write = Do(access.write_vector(to))
             writes += [
                 Do(f"{access.vec(to)} {to}_vec"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import Do, For, If, Let, Statement, loop, when
+from normgen.codegen.statements import Do, For, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
@@ -101,7 +101,7 @@ class Epilogue:
                     elements += self.reduced.add(step, self.names)
                 case Store(tensor=tensor, value=value):
                     before.append(Do(f"float {tensor}_values[{WIDTH}]"))
-                    elements.append(Do(f"{tensor}_values[e] = {self.names[value]}"))
+                    elements.append(Set(f"{tensor}_values[e]", self.names[value]))
                     after += self._write(step)
         return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
 
@@ -112,7 +112,7 @@ class Epilogue:
             old = Let(
                 f"const {self.access.vec(tensor, WIDTH)}", f"{tensor}_old", self.access.read(tensor, self.at, WIDTH)
             )
-            add = Do(f"{tensor}_values[e] += element({tensor}_old, e)")
+            add = Set(f"{tensor}_values[e]", f"element({tensor}_old, e)", "+=")
             added = (old, loop("e", WIDTH, [add], unroll=UNROLL))
         write = (
             *added,

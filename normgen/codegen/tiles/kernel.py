@@ -16,6 +16,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Statement,
     constant,
     function,
@@ -33,7 +34,7 @@ from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
 
 SYNC = "__syncthreads()"
-NEXT_STAGE = Do("stage = stage + 1 < kStages ? stage + 1 : 0")
+NEXT_STAGE = Set("stage", "stage + 1 < kStages ? stage + 1 : 0")
 
 
 class TileKernel:
@@ -194,7 +195,7 @@ class TileKernel:
         for reduce in self.plan.cut.sums:
             x, y = reduce.args if reduce.args[0] in left_slots else reversed(reduce.args)
             total = f"{reduce.names[0]}_sum[i][j]"
-            added.append(Do(f"{total} = fmaf({left_slots[x]}{left}, {right_slots[y]}{right}, {total})"))
+            added.append(Set(total, f"fmaf({left_slots[x]}{left}, {right_slots[y]}{right}, {total})"))
         return added
 
     def multiply(self) -> list[Statement]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from normgen.codegen.printer import MINUS_INFINITE, Printer
 from normgen.codegen.reductions import CONSTANTS, single_combine, single_identity, single_step
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, loop, when
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.program.ir import Reduce
@@ -71,7 +71,7 @@ class LooksAhead:
             for r in look.riding
         ]
         combined = [s for r in look.riding for s in single_combine(r, f"{r.names[0]}_ahead", f"{r.names[0]}_other")]
-        kept = [Do(f"{r.names[0]}_found[line] = {r.names[0]}_ahead") for r in look.riding]
+        kept = [Set(f"{r.names[0]}_found[line]", f"{r.names[0]}_ahead") for r in look.riding]
         body: list[Statement] = [
             Let("const int", "m", "m0 + line"),
             *(Let("float", f"{r.names[0]}_ahead", single_identity(r)) for r in look.riding),
@@ -98,7 +98,7 @@ class MovingMaximum:
         lowest = CONSTANTS[LOWEST.name]
         return [
             Do(f"float {self.top}_own[kStepsM]"),
-            loop("step", "kStepsM", [Do(f"{self.top}_own[step] = {lowest}")], unroll=UNROLL),
+            loop("step", "kStepsM", [Set(f"{self.top}_own[step]", lowest)], unroll=UNROLL),
         ]
 
     def move(self, texts: dict[str, str], inside: str) -> list[Statement]:
@@ -112,20 +112,20 @@ class MovingMaximum:
         combined = single_combine(self.moving.top, seen, f"{top}_other")
         moved = Call(self.moving.exponential, (Binary("-", Name("old"), Name("new")),))
         factor = Printer({"old": f"{top}_own[step]", "new": seen}).text(moved)
-        scaled = [Do(f"{name}_own[step] *= {top}_moved") for name in self.moving.sums]
+        scaled = [Set(f"{name}_own[step]", f"{top}_moved", "*=") for name in self.moving.sums]
         return [
             Let("float", seen, f"{top}_own[step]"),
             loop("i", "kVector", [*values, *when(inside, *step)], unroll=UNROLL),
             For("for (int lanes = 1; lanes < kLineM; lanes *= 2)", (other, *combined), UNROLL),
             Let("const float", f"{top}_moved", factor),
-            Do(f"{top}_own[step] = {seen}"),
+            Set(f"{top}_own[step]", seen),
             *scaled,
-            If("k == 0", (Do(f"moved[{self._line()}] = {top}_moved"),), alone=True),
+            If("k == 0", (Set(f"moved[{self._line()}]", f"{top}_moved"),), alone=True),
         ]
 
     def keep(self) -> list[Statement]:
         """The maximum of each row, once its tiles are done."""
-        put = If("k == 0", (Do(f"moved[m] = {self.top}_own[step]"),), alone=True)
+        put = If("k == 0", (Set("moved[m]", f"{self.top}_own[step]"),), alone=True)
         return [self.side.steps(self.side.of_vectors([put]))] if self.moving.hidden else []
 
     def show(self) -> list[Statement]:
@@ -134,10 +134,10 @@ class MovingMaximum:
             return []
         top, total = f"{self.top}_all", f"{self.moving.hidden}_all[i]"
         none = (
-            Do(f"{top}[i] = {MINUS_INFINITE}"),
-            Do(f"{total} = {top}[i] - {top}[i]", "NaN, as exponentials about -inf are"),
+            Set(f"{top}[i]", MINUS_INFINITE),
+            Set(total, f"{top}[i] - {top}[i]", comment="NaN, as exponentials about -inf are"),
         )
-        body: list[Statement] = [Do(f"{top}[i] = moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
+        body: list[Statement] = [Set(f"{top}[i]", "moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
         return [Do(f"float {top}[kThreadM]"), loop("i", "kThreadM", body, unroll=UNROLL)]
 
     def _line(self) -> str:
@@ -146,7 +146,7 @@ class MovingMaximum:
     def rescale(self) -> list[Statement]:
         """What a thread has summed of products so far, before those of a tile join."""
         at = "stage * kTileM + own_m(i)" if self.plan.schedule.stages > 1 else "own_m(i)"
-        scaled = [Do(f"{name}_sum[i][j] *= {self.top}_moved") for name in self.moving.dots]
+        scaled = [Set(f"{name}_sum[i][j]", f"{self.top}_moved", "*=") for name in self.moving.dots]
         body: list[Statement] = [
             Let("const float", f"{self.top}_moved", f"moved[{at}]"),
             If(f"{self.top}_moved != 1.0f", (loop("j", "kThreadN", scaled, unroll=UNROLL),)),

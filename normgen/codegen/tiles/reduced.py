@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, loop, when
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
@@ -51,13 +51,13 @@ class ReducedText:
         return single_step(reduce, f"{reduce.names[0]}_own", names, prefix=f"{reduce.names[0]}_")
 
     def end_row(self) -> list[Statement]:
-        return [Do(f"{r.names[0]}_left[tn * kTileM + own_m(i)] = {r.names[0]}_own") for r in self.reduced.reduces]
+        return [Set(f"{r.names[0]}_left[tn * kTileM + own_m(i)]", f"{r.names[0]}_own") for r in self.reduced.reduces]
 
     # ---- of a block, and of all --------------------------------------------------------------------------------
 
     def statements(self) -> list[Statement]:
         """Behind the thread's rows."""
-        finish = (*self._finish(), If("threadIdx.x == 0", (Do("*ticket = 0"),), alone=True))
+        finish = (*self._finish(), If("threadIdx.x == 0", (Set("*ticket", "0"),), alone=True))
         return [
             Do("__syncthreads()"),
             self._hand_on(),
@@ -73,7 +73,7 @@ class ReducedText:
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
             found += self._combined(reduce, "part", f"{reduce.names[0]}_left[part * kTileM + line]", UNROLL)
-            found.append(Do(f"{self._cell(reduce, 'blockIdx.x % blocks_n')} = {reduce.names[0]}_all"))
+            found.append(Set(self._cell(reduce, "blockIdx.x % blocks_n"), f"{reduce.names[0]}_all"))
         body = (Let("const int", "m", "m0 + line"), *when(self.access.inside({self.plan.cut.m: "m"}), *found))
         return For("for (int line = threadIdx.x; line < kTileM; line += kThreads)", body)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Do, Let, Statement, constant, loop, when
+from normgen.codegen.statements import Do, Let, Set, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
@@ -172,7 +172,7 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             if reduce in self.sums_of_slots and index == self.own_index and self.plan.in_shared and not self.copies:
-                found.append(Do(f"{reduce.names[0]}_own{index} += {self.slots[reduce.args[0]]}_i"))
+                found.append(Set(f"{reduce.names[0]}_own{index}", f"{self.slots[reduce.args[0]]}_i", "+="))
                 continue
             steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")
             found += steps if is_neutral(reduce, self.side, self.k) or not inside else when(inside, *steps)
@@ -232,7 +232,7 @@ class SideText:
         for load in self.walked:
             use = self.plan.tensor(load)
             by = "kTileK" if use.axes[-1] == self.k else f"kTileK * {use.memory}_pitch"
-            found.append(Do(f"{self.own(load, 'next')} += {by}"))
+            found.append(Set(self.own(load, "next"), by, "+="))
         return found
 
     def declarations(self) -> list[Statement]:
@@ -256,7 +256,7 @@ class SideText:
                 alone.append(self._fetched(load, {self.k: k}, self.access.inside({self.k: k})))
             else:
                 body.append(self._fetched(load, self.at, "inside"))
-        kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside and not self.copies else []
+        kept = [Set(f"inside_{self.index}[step]", "inside")] if self.asks_inside and not self.copies else []
         moved = [] if self.copies else self.go_on()
         return [*alone, *([self.steps([*body, *kept])] if body[1:] or kept else []), *moved]
 
@@ -266,7 +266,7 @@ class SideText:
         read = f"({read})" if " ? " in read else read
         inside = f"({inside})" if "||" in inside else inside
         beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
-        return Do(f"{self.held(load)} = {inside} ? {read} : {beyond}")
+        return Set(self.held(load), f"{inside} ? {read} : {beyond}")
 
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
@@ -280,7 +280,7 @@ class SideText:
         behind: list[Statement] = []
         for slot, name in self.slots.items():
             factor = f"{name}_i" if slot in shared else self.factor(slot, names, inside)
-            elements.append(Do(f"{name}_values[i] = {factor}"))
+            elements.append(Set(f"{name}_values[i]", factor))
             behind.append(Do(f"write_floats(&{self.cell(name)}, {name}_values)"))
         arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values()]
         moved = moves(texts, inside) if moves else []
@@ -318,7 +318,7 @@ class SideText:
         texts |= {ld.name: f"element({self.held(ld)}, {'i' if self.is_wide(ld) else '0'})" for ld in others}
         values, names = self.values(texts, self.found(self.own_line))
         elements = [*values, *self.ride(names, "inside", self.own_index)]
-        elements.append(Do(f"{name}_values[i] = {self.factor(slot, names, 'inside')}"))
+        elements.append(Set(f"{name}_values[i]", self.factor(slot, names, "inside")))
         body: list[Statement] = [
             *([Let("const bool", "inside", self.access.inside(self.at))] if self.asks_inside else []),
             Do(f"float {name}_values[kVector]"),
@@ -363,7 +363,7 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             name, bound = f"{reduce.names[0]}_all", f"kThread{self.letter}"
-            start = Do(f"{name}[i] = {single_identity(reduce)}")
+            start = Set(f"{name}[i]", single_identity(reduce))
             found += [Do(f"float {name}[{bound}]"), loop("i", bound, [start], unroll=UNROLL)]
         return found
 
@@ -373,7 +373,7 @@ class SideText:
             name, identity = f"{reduce.names[0]}_own", single_identity(reduce)
             size = f"[kSteps{self.letter}]" + ("" if self.lies_deep else "[kVector]")
             found.append(Do(f"float {name}{size}"))
-            start: Statement = Do(f"{name}{self.own_index} = {identity}")
+            start: Statement = Set(f"{name}{self.own_index}", identity)
             start = start if self.lies_deep else loop("i", "kVector", [start], unroll=UNROLL)
             found.append(loop("step", f"kSteps{self.letter}", [start], unroll=UNROLL))
         return found
@@ -384,10 +384,10 @@ class SideText:
         for reduce in self.side.riding:
             name, x = reduce.names[0], self.letter
             if self.lies_deep:
-                put: Statement = Do(f"{name}_left[k / kVector * kTile{x} + {self.index}] = {name}_own[step]")
+                put: Statement = Set(f"{name}_left[k / kVector * kTile{x} + {self.index}]", f"{name}_own[step]")
             else:
                 cell = f"{name}_left[k * kTile{x} + {self.index} + i]"
-                put = loop("i", "kVector", [Do(f"{cell} = {name}_own[step][i]")], unroll=UNROLL)
+                put = loop("i", "kVector", [Set(cell, f"{name}_own[step][i]")], unroll=UNROLL)
             found.append(self.steps(self.of_vectors([put])))
         return found
 
@@ -417,7 +417,7 @@ class SideText:
         ]
         for reduce in self.side.riding:
             body += single_step(reduce, f"{reduce.names[0]}_all[i]", names, prefix=f"{reduce.names[0]}_")
-        body += [Do(f"{name}_part[i] = {self.factor(slot, names, '')}") for slot, name in self.slots.items()]
+        body += [Set(f"{name}_part[i]", self.factor(slot, names, "")) for slot, name in self.slots.items()]
         return [*self.parts(), loop("i", f"kThread{x}", body, unroll=UNROLL)]
 
     def parts(self, depth: str = "") -> list[Statement]:

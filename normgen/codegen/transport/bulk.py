@@ -7,7 +7,7 @@ is needed, because the threads never write to the slots.
 from __future__ import annotations
 
 from normgen.codegen.access import Access
-from normgen.codegen.statements import Comment, Do, If, Let, Statement, constant, function, loop
+from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement, constant, function, loop
 from normgen.codegen.transport.ring import fetch_parameters
 from normgen.codegen.transport.transport import Slots, fetched
 from normgen.schedule.knobs import Load
@@ -75,7 +75,7 @@ class Bulk:
         in_cluster = self.plan.schedule.row_cluster > 1
         number = "kCluster + static_cast<int>(cluster_rank())" if in_cluster else "kParts + part"
         first = Let("const int", "first", f"(step * {number}) * kThreads")
-        owned = If("first < kVectors", (Do("own_vectors += min(kThreads, kVectors - first)"),), alone=True)
+        owned = If("first < kVectors", (Set("own_vectors", "min(kThreads, kVectors - first)", "+="),), alone=True)
         slots = f"(stage * kSteps + {self.slots.step})" if self.plan.is_staged else self.slots.step
         copies: list[Statement] = [
             first,
@@ -124,4 +124,4 @@ class Bulk:
     def next_stage(self) -> list[Statement]:
         if not self.plan.is_staged:
             return [Do("phase ^= 1")]
-        return [If("++stage == kStages", (Do("stage = 0"), Do("phase ^= 1")))]
+        return [If("++stage == kStages", (Set("stage", "0"), Do("phase ^= 1")))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normgen.codegen.access import EDGE, Access
-from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, If, Let, Set, Statement, constant, setting
 from normgen.program.ir import Load
 from normgen.schedule.plan import Place
 
@@ -124,7 +124,7 @@ class Slots:
 
     def reads(self) -> list[Statement]:
         """A thread's vectors from its slots to its registers."""
-        return [Do(f"{ld.name}_held[step] = read<kVector>({self.of(ld.name)})") for ld in self.plan.held]
+        return [Set(f"{ld.name}_held[step]", f"read<kVector>({self.of(ld.name)})") for ld in self.plan.held]
 
 
 def holders(access: Access) -> list[Statement]:
