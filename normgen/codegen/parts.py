@@ -206,10 +206,10 @@ def named_by_text(kernel: KernelText) -> tuple[tuple[str, ...], tuple[str, str]]
     """(Its types, (its name, its text)): the same text has the same name, whatever its Config."""
     types, text = [], print_kernel(kernel)
     for struct in kernel.types:
-        plain = struct.lines[0].split()[1]
-        name = f"{unmarked(plain)}_{digest(' '.join(struct.lines).replace(plain, unmarked(plain)))}"
-        types.append(text_of([struct]).replace(plain, name))
-        text = text.replace(plain, name)
+        printed, plain = text_of([struct]), unmarked(struct.name)
+        name = f"{plain}_{digest(' '.join(printed.replace(struct.name, plain).splitlines()))}"
+        types.append(printed.replace(struct.name, name))
+        text = text.replace(struct.name, name)
     name = f"{kernel.name}_{digest(text)}"
     return tuple(types), (name, text.replace(f"\n{kernel.name}(\n", f"\n{name}(\n"))
 

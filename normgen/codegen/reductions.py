@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from normgen.codegen.printer import FormulaPrinter, Printer
 from normgen.codegen.spelling import unnamed
-from normgen.codegen.statements import Do, Let, Set, Statement, Struct, broken, text_of
+from normgen.codegen.statements import Do, For, Let, Set, Statement, Struct
 from normgen.program.frozen import OWN
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST, SUM, Recipe
@@ -32,36 +32,22 @@ class State:
 
     def struct(self, *, shuffled: bool, short: bool) -> Struct:
         """The type; the library's trees call its `combine`, those of lanes `shuffle_xor`, short ones `of_warp`."""
-        kind = self.type
-        words = [f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components]
-        shuffle = (
-            f"  static __device__ __forceinline__ {kind} shuffle_xor(const {kind}& s, int offset, unsigned mask) {{",
-            *_body([Do(f"return {{{', '.join(words)}}}")]),
-            "  }",
-        )
-        body = _body([*self.lets, Do(f"return {{{', '.join(self.combined)}}}")])
-        return Struct(
-            (
-                *broken(f"struct {kind} {{  // state of {self.doc}", "// "),
-                f"  float {', '.join(self.components)};",
-                f"  static __device__ __forceinline__ {kind} combine(const {kind}& a, const {kind}& b) {{",
-                *body,
-                "  }",
-                *(shuffle if shuffled and not (short and self.are_largest) else ()),
-                *(self._of_warp() if short else ()),
-                "};",
-            )
-        )
+        members: list[Statement] = [Do(f"float {', '.join(self.components)}")]
+        combined = Do(f"return {{{', '.join(self.combined)}}}")
+        members.append(self._function("combine(const {0}& a, const {0}& b)", *self.lets, combined))
+        if shuffled and not (short and self.are_largest):
+            words = ", ".join(f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components)
+            head = "shuffle_xor(const {0}& s, int offset, unsigned mask)"
+            members.append(self._function(head, Do(f"return {{{words}}}")))
+        if short:  # in the fewest steps
+            largest = ", ".join(f"largest_of_warp(s.{name})" for name in self.components)
+            found = f"{{{largest}}}" if self.are_largest else "reduce_lanes<32>(s)"
+            members.append(self._function("of_warp(const {0}& s)", Do(f"return {found}")))
+        return Struct(self.type, tuple(members), f"state of {self.doc}")
 
-    def _of_warp(self) -> tuple[str, ...]:
-        """How the states of a warp become one, in the fewest steps."""
-        largest = ", ".join(f"largest_of_warp(s.{name})" for name in self.components)
-        found = f"{{{largest}}}" if self.are_largest else "reduce_lanes<32>(s)"
-        return (
-            f"  static __device__ __forceinline__ {self.type} of_warp(const {self.type}& s) {{",
-            *_body([Do(f"return {found}")]),
-            "  }",
-        )
+    def _function(self, head: str, *body: Statement) -> For:
+        """One that gives a state; {0} in its head is the type of that."""
+        return For(f"static __device__ __forceinline__ {self.type} {head.format(self.type)}", body)
 
     def start(self) -> list[Statement]:
         """Before the look: the state of no element, and the running sums of a thread."""
@@ -79,11 +65,6 @@ class State:
     def end(self) -> list[Statement]:
         """After the look: what a thread has added up."""
         return [Set(f"{self.variable}.{name}", f"sum_in_pairs({self.sums(name)})") for name in self.added]
-
-
-def _body(statements: Sequence[Statement]) -> list[str]:
-    """The lines of a function of the struct, which itself is indented by two."""
-    return [line[2:] for line in text_of(statements, 6).splitlines()]
 
 
 def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:

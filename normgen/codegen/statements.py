@@ -5,7 +5,7 @@
     Setting   a constant whose value a schedule chooses: Config has it
     Set       an assignment
     Do        any other declaration, or a call
-    For       a loop, or a lambda
+    For       a loop, or a function
     If        a branch
     Struct    a type with its functions
     Gap       a blank line
@@ -139,13 +139,15 @@ class If:
 
 @dataclass(frozen=True)
 class Struct:
-    """Lines of a type with its functions."""
+    """A type: what it holds, and its functions."""
 
-    lines: tuple[str, ...]
+    name: str
+    body: tuple[Statement, ...]
+    comment: str
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return identifiers("\n".join(self.lines))
+        return reads_of(self.body)
 
 
 Statement = Gap | Comment | Let | Set | Do | For | If | Struct
@@ -251,7 +253,9 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
                 yield from _lines(statement.otherwise, indent + "  ")
             yield f"{indent}}}{statement.tail if isinstance(statement, For) else ''}"
         case Struct():
-            yield from (f"{indent}{line}" for line in statement.lines)
+            yield from broken(f"{indent}struct {statement.name} {{  // {statement.comment}", "// ")
+            yield from _lines(statement.body, indent + "  ")
+            yield f"{indent}}};"
 
 
 def _with_comment(indent: str, text: str, comment: str) -> list[str]:
