@@ -23,6 +23,7 @@ from normgen.codegen.spelling import marked
 from normgen.codegen.tiles.kernel import TileKernel
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
+from normgen.program.frozen import frozen
 from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
@@ -62,7 +63,7 @@ def kernels_of_tiles(problem: Problem, program: RowProgram, schedule: Schedule) 
 
 def kernels_of_lanes(problem: Problem, program: RowProgram, schedule: Schedule) -> KernelSource:
     """Those of a plan for rows side by side."""
-    return LaneKernel(LanePlan(problem=problem, program=program, schedule=schedule))
+    return LaneKernel(LanePlan(problem=problem, program=frozen(program), schedule=schedule))
 
 
 SOURCES: dict[ProgramClass, Callable[[Problem, RowProgram, Schedule], KernelSource]] = {

@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import sympy as sp
-
-from normgen.codegen.printer import Printer, place_of
+from normgen.codegen.printer import Printer, float_literal, place_of
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
-from normgen.codegen.statements import Comment, Do, If, Let, Statement
+from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement
 from normgen.dtypes import F32
 from normgen.problem.problem import Problem
 from normgen.problem.scales import TILE_ROWS, WORD, ScaleLayout
@@ -88,7 +86,7 @@ class Tensors:
         use = self.problem.tensor(tensor)
         if use.null_as is None and not use.witness:
             return read
-        number = Printer({}).text(sp.sympify(use.null_as or 0))  # a gradient that nobody wants is added to 0
+        number = float_literal(use.null_as or 0)  # a gradient that nobody wants is added to 0
         instead = f"filled<{use.dtype.ctype}, {width}>({number})" if width else number
         return f"{self._witness(tensor) or tensor} != nullptr ? {read} : {instead}"
 
@@ -110,12 +108,11 @@ class Access(Tensors):
         super().__init__(plan.problem)
         self.plan = plan
         self.cols = "cols" if plan.problem.any_cols else "kCols"
-        values = sorted(plan.kinds, key=lambda name: not plan.kinds[name].is_elem)
-        self.states: list[State] = [state_of(i, group, values) for i, group in enumerate(plan.looks, start=1)]
+        self.states: list[State] = [state_of(i, group) for i, group in enumerate(plan.looks, start=1)]
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """C text of every value inside an element loop; its order (elem, row, col) orders printed terms."""
+        """C text of every value inside an element loop;"""
         names = dict(CONSTANTS)
         kinds = self.plan.kinds
         state_text = {n: f"{st.variable}.{n}" for st in self.states for n in st.components}
@@ -142,7 +139,8 @@ class Access(Tensors):
     def places(self, site: Site) -> list[Let]:
         """Where in a vector the columns lie that whole row values name: as ints they cost an element one comparison."""
         return [
-            Let(f"const int {name}_place", f"column_of({self.names[name]}) - {site.at}") for name in self.column_numbers
+            Let("const int", f"{name}_place", f"column_of({self.names[name]}) - {site.at}")
+            for name in self.column_numbers
         ]
 
     @cached_property
@@ -249,7 +247,7 @@ class Access(Tensors):
         if not self.plan.cut.edged:
             return ()
         reads = [(ld.name, self.read_elem(ld.name, EDGE)) for ld in self.plan.held]
-        return tuple(Do(f"{name.format(tensor)} = {read}") for tensor, read in reads)
+        return tuple(Set(name.format(tensor), read) for tensor, read in reads)
 
     def declarations(self, loads: Iterable[Load], steps: str) -> list[Statement]:
         """Where the vectors of `loads` wait, and their elements of the edge."""
@@ -333,18 +331,20 @@ class Access(Tensors):
             return []
         rest = "rows - batch_start < rows_per_batch"
         own: list[Statement] = [
-            Let("const int batch_blocks", "gridDim.x / max(batches, 1)", "each batch of rows has blocks of its own"),
-            Let("const int batch", "blockIdx.x / batch_blocks"),
-            Let("const int batch_block", "blockIdx.x % batch_blocks"),
+            Let("const int", "batch_blocks", "gridDim.x / max(batches, 1)", "each batch of rows has blocks of its own"),
+            Let("const int", "batch", "blockIdx.x / batch_blocks"),
+            Let("const int", "batch_block", "blockIdx.x % batch_blocks"),
         ]
         if self.walks_heads:
             why = "a head's rows are batch, batch + batches, batch + 2 * batches and so on"
-            last = Let("const int batch_last", "batch + (rows - 1 - batch) / max(batches, 1) * batches")
+            last = Let("const int", "batch_last", "batch + (rows - 1 - batch) / max(batches, 1) * batches")
             return [Comment(f"The batches are heads: {why}."), *own, *([last] if self.plan.rows_beside else [])]
         return [
             *own,
-            Let("const int batch_start", "batch * rows_per_batch"),
-            Let("const int batch_end", f"{rest} ? rows : batch_start + rows_per_batch", "the last one may be shorter"),
+            Let("const int", "batch_start", "batch * rows_per_batch"),
+            Let(
+                "const int", "batch_end", f"{rest} ? rows : batch_start + rows_per_batch", "the last one may be shorter"
+            ),
         ]
 
     @property
@@ -376,7 +376,7 @@ class Access(Tensors):
         first, stride = self.first_tile, self.tile_stride
         start = f"(rows - 1 - {first}) / ({stride}) * ({stride}) + {first}"
         start = f"{first} < rows ? static_cast<int>({start}) : -1"
-        return [Let("const int last_start", start, "the last of this walker's tiles comes first")]
+        return [Let("const int", "last_start", start, "the last of this walker's tiles comes first")]
 
     def behind(self, tile: str = "", *, tiles: str = "") -> str:
         """The start of the tile that a walker comes to behind `tile`, else this one, or of that many `tiles` on."""
@@ -415,13 +415,13 @@ class Access(Tensors):
         """Which row this is."""
         found: list[Statement] = []
         if self.plan.loops_rows:
-            found += [Let("const int row", f"first_row + slot{self._apart}")] if self.plan.rows_beside else []
+            found += [Let("const int", "row", f"first_row + slot{self._apart}")] if self.plan.rows_beside else []
         if self.plan.rows_beside:
             other = "own_row" if self.plan.one_shift else self.last
             what = "their lane's first row" if self.plan.one_shift else "the last row"
             why = f"idle rows recompute {what} and store nothing"
-            found.append(Let("const bool active", f"kRowsPerBlock == 1 || row < {self.end}", why))
-            found.append(Let("const int valid_row", f"active ? row : {other}"))
+            found.append(Let("const bool", "active", f"kRowsPerBlock == 1 || row < {self.end}", why))
+            found.append(Let("const int", "valid_row", f"active ? row : {other}"))
         return found
 
     def fetched_row(self) -> tuple[str, list[Statement]]:
@@ -431,7 +431,7 @@ class Access(Tensors):
         own = f"first_row + slot{self._apart}"
         row = f"min({own}, {self.last})" if self.walks_heads else f"Team::row(first_row, {self.end})"
         row = f"{own} < {self.end} ? {own} : own_row" if self.plan.one_shift else row
-        return "fetched_row", [Let("const int fetched_row", row)]
+        return "fetched_row", [Let("const int", "fetched_row", row)]
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:
         const = "const " if tensor.is_const else ""
@@ -446,12 +446,12 @@ class Access(Tensors):
                 tile = f"static_cast<long long>({row} / {TILE_ROWS}) * {tensor.name}_pitch"
                 step = f"{tile} + place_in_tile({row})"
         start = f"{tensor.name} + {step}"
-        return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
+        return Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", start)
 
     def row_starts(self) -> list[Statement]:
         """Where the row starts in each tensor of rows, and its batch's in each tensor of batches; how it is cut."""
         problem = self.plan.problem
-        batch = Let("const int batch", self._batch_of(self.valid_row))
+        batch = Let("const int", "batch", self._batch_of(self.valid_row))
         is_read = any(t.kind.by_batch for t in problem.pitched_tensors)
         found: list[Statement] = [batch] if is_read and not self.plan.walks_batches else []
         for tensor in problem.pitched_tensors:
@@ -483,12 +483,12 @@ class Access(Tensors):
             shift = f"({first} / {size} % kVector + {offset}) % {self.unit}"
         return [
             Comment("A row's first elements, up to its first aligned vector, and its last ones belong to a lane each."),
-            Let("const int shift", f"static_cast<int>({shift})"),
-            Let("const int head", f"({self.unit} - shift) % {self.unit}"),
-            Let("const int own", "head + lane * kVector"),
-            Let("const int vectors", f"({self.cols} - head) / kVector"),
-            Let("const int edge", "lane < head ? lane : lane + vectors * kVector"),
-            Let("const bool has_edge", f"edge < {self.cols}"),
+            Let("const int", "shift", f"static_cast<int>({shift})"),
+            Let("const int", "head", f"({self.unit} - shift) % {self.unit}"),
+            Let("const int", "own", "head + lane * kVector"),
+            Let("const int", "vectors", f"({self.cols} - head) / kVector"),
+            Let("const int", "edge", "lane < head ? lane : lane + vectors * kVector"),
+            Let("const bool", "has_edge", f"edge < {self.cols}"),
         ]
 
     def edge(self) -> list[Statement]:
@@ -502,7 +502,7 @@ class Access(Tensors):
             first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile
             return [
                 Comment(f"The grid's stride is a multiple of {of}: all rows of this lane shift alike."),
-                Let("const int own_row", first),
+                Let("const int", "own_row", first),
                 *self.shift(f"{x} + {offset}", offset),
             ]
         if not plan.cut.edged or plan.cut.shifted:
@@ -510,6 +510,6 @@ class Access(Tensors):
         vectors = "vectors" if plan.problem.any_cols else "kVectors"
         return [
             Comment("The elements behind the last whole vector belong to a lane each."),
-            Let("const int edge", f"lane + {vectors} * kVector"),
-            Let("const bool has_edge", f"edge < {self.cols}"),
+            Let("const int", "edge", f"lane + {vectors} * kVector"),
+            Let("const bool", "has_edge", f"edge < {self.cols}"),
         ]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from normgen.codegen.access import Access
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, single_step
-from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, If, Let, Set, Statement, constant, setting
 from normgen.codegen.walk import each_element
-from normgen.program.ir import Map, Reduce, used_names
+from normgen.program.ir import Map, Reduce, used_names, value_alone
 from normgen.schedule.plan import groups_are_warps, in_pairs
 
 _COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum"}
@@ -60,8 +60,8 @@ class Groups:
             return []
         lane = "static_cast<unsigned>(lane)"
         return [
-            Let("const int own_group", f"{lane} / kGroupVectors", "the group of a thread's first vector"),
-            Let("const bool leads_group", f"{lane} % kGroupVectors == 0", "it writes what its group has"),
+            Let("const int", "own_group", f"{lane} / kGroupVectors", "the group of a thread's first vector"),
+            Let("const bool", "leads_group", f"{lane} % kGroupVectors == 0", "it writes what its group has"),
         ]
 
     def walk(
@@ -87,7 +87,7 @@ class Groups:
 
         def bits(r: Reduce) -> str | None:
             """The vector whose pairs are compared; None where that waits as floats alone, or elements are."""
-            return vectors.get(str(r.args[0])) if in_pairs(problem, s, r) else None
+            return vectors.get(value_alone(r.args[0])) if in_pairs(problem, s, r) else None
 
         by_element = [[r for r in found if isinstance(r, Reduce) and not bits(r)] for found in rounds]
         wanted = [{n for r in reduces for n in used_names(r)} for reduces in by_element]
@@ -99,12 +99,12 @@ class Groups:
                 known.append(name)
                 kept.append(name)
                 before.append(Do(f"float {name}_kept[kVector]"))
-                peek.append(Do(f"{name}_kept[i] = {names[name]}"))
+                peek.append(Set(f"{name}_kept[i]", names[name]))
             move: list[Statement] = []
             prefixed = len(by_element[number]) > 1
             for statement in statements:
                 if isinstance(statement, Map):
-                    move.append(Let(f"const float {names[statement.name]}", printer.text(statement.expr)))
+                    move.append(Let("const float", names[statement.name], printer.text(statement.expr)))
                     continue
                 name = names[statement.names[0]]
                 if vector := bits(statement):
@@ -112,7 +112,7 @@ class Groups:
                 else:
                     before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
                     peek += single_step(statement, name, names, prefix=f"{name}_" if prefixed else "")
-                move.append(Do(f"{name} = {self._combined(statement.monoid.name, name)}"))
+                move.append(Set(name, self._combined(statement.monoid.name, name)))
             passes += [peek, move]
         stores = tuple(self.stores()) if is_last else ()
         if not passes:

@@ -29,6 +29,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Setting,
     Statement,
     constant,
@@ -158,12 +159,12 @@ class MainKernel:
             if not isinstance(statement, Load | Map) or statement.kind.within_row or statement.name in totals:
                 continue
             if isinstance(statement, Load) and statement.name in self.plan.seeds:
-                bits = f"const {self.access.vec(statement.name, EDGE)} {names[statement.name]}"
-                found += [Let(bits, f"read<1>({statement.name})")] if stage == 0 else []
+                bits = f"const {self.access.vec(statement.name, EDGE)}"
+                found += [Let(bits, names[statement.name], f"read<1>({statement.name})")] if stage == 0 else []
             elif isinstance(statement, Load) and stage == 0:
-                found.append(Let(f"const float {names[statement.name]}", self.row_load(statement)))
+                found.append(Let("const float", names[statement.name], self.row_load(statement)))
             if isinstance(statement, Map) and self.plan.stages[statement.name] == stage:
-                found.append(Let(f"const float {names[statement.name]}", printer.text(statement.expr)))
+                found.append(Let("const float", names[statement.name], printer.text(statement.expr)))
         return found
 
     def row_load(self, load: Load) -> str:
@@ -222,18 +223,18 @@ class MainKernel:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         if s.parts > 1:
             lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
-        found: list[Statement] = [Let("const int lane", lane)]
+        found: list[Statement] = [Let("const int", "lane", lane)]
         if not plan.cut.shifted:
-            found.append(Let("const int own", "lane * kVector", "the column of a thread's first vector"))
+            found.append(Let("const int", "own", "lane * kVector", "the column of a thread's first vector"))
         found += self.looks.groups.thread()
         if plan.rows_beside:
-            found.append(Let("const int slot", "Team::slot()", "this thread's row within the block"))
+            found.append(Let("const int", "slot", "Team::slot()", "this thread's row within the block"))
         if not plan.loops_rows:
-            found.append(Let("const int row", self.access.only_row))
+            found.append(Let("const int", "row", self.access.only_row))
         if plan.problem.any_cols:
             vectors = "cols / kVector" if plan.cut.shifted else "vectors"
-            found += [] if plan.cut.shifted else [Let("const int vectors", "cols / kVector")]
-            found.append(Let("const int steps", f"({vectors} + kThreadsPerRow - 1) / kThreadsPerRow"))
+            found += [] if plan.cut.shifted else [Let("const int", "vectors", "cols / kVector")]
+            found.append(Let("const int", "steps", f"({vectors} + kThreadsPerRow - 1) / kThreadsPerRow"))
         return found
 
     def start_of_chain(self) -> list[Statement]:
@@ -310,11 +311,11 @@ class MainKernel:
         numbers. So they take the same branch, and meet at the barriers within.
         """
         group, names, printer = self.plan.looks[look], self.access.names, Printer(self.access.names)
-        spared: dict[str, list[Do]] = {}  # by the condition, which a margin of NaN does not meet
+        spared: dict[str, list[Set]] = {}  # by the condition, which a margin of NaN does not meet
         for reduce in group:
             if guard := reduce.guard:
                 values = zip(reduce.names, guard.instead, strict=True)
-                known = [Do(f"{names[name]} = {printer.text(value)}") for name, value in values]
+                known = [Set(names[name], printer.text(value)) for name, value in values]
                 spared.setdefault(f"{printer.text(guard.margin)} >= 0.0f", []).extend(known)
         instead = [If(condition, tuple(known)) for condition, known in spared.items()]
         if not is_spared(group):
@@ -362,10 +363,10 @@ class MainKernel:
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
         is_early = int(s.params.read_early or s.keeps_params)
-        found.append(Setting("constexpr bool kEarlyParams", "Config::kEarlyParams", early, is_early))
+        found.append(Setting("constexpr bool", "kEarlyParams", "Config::kEarlyParams", early, is_early))
         packed = "column parameters stay as they are stored while they wait in registers"
         is_packed = int(plan.packs_params)
-        found.append(Setting("constexpr bool kPackedParams", "Config::kPackedParams", packed, is_packed))
+        found.append(Setting("constexpr bool", "kPackedParams", "Config::kPackedParams", packed, is_packed))
         # Off the 16-byte grid a window may start within the parameter's first word; a batch's row may lie off it too.
         first = 0 if problem.align % 16 == 0 and not problem.rows_per_batch else 1
         found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))
@@ -375,7 +376,7 @@ class MainKernel:
             steps = "(kVectors + kThreadsPerRow - 1) / kThreadsPerRow"
             found.append(constant("kSteps", steps, "vectors a thread owns"))
             found.append(
-                Let("constexpr bool kEven", "kVectors % kThreadsPerRow == 0", "all threads own kSteps of them")
+                Let("constexpr bool", "kEven", "kVectors % kThreadsPerRow == 0", "all threads own kSteps of them")
             )
             full = "steps in which each thread has a vector"
             found.append(constant("kFullSteps", "kVectors / kThreadsPerRow", full))

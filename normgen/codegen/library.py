@@ -6,23 +6,20 @@ its statements read. Files with inline PTX are hardware: in their place the CPU 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-_INCLUDE = re.compile(r'^#include "(\w+)\.cuh"\n', re.MULTILINE)
-_FUNCTION = re.compile(r"^__(?:device|host)__[^(\n]*?(\w+)\(", re.MULTILINE)
-_TYPE = re.compile(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)\b(?!<)", re.MULTILINE)  # no specialisation
+_HEAD, _INCLUDE = "#pragma once  // ", '#include "'
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One file of the library, without its include lines.
+    """One file of the library, without its head and its include lines.
 
     needs    the files that it includes, in their order
-    defines  the functions and types that it defines
+    defines  the functions and types that its head says it defines
     """
 
     name: str
@@ -45,12 +42,13 @@ def files() -> dict[str, File]:
 
 
 def _file(name: str, text: str) -> File:
-    body = _INCLUDE.sub("", text.removeprefix("#pragma once\n"))
+    head, *lines = text.splitlines()
+    included = [line for line in lines if line.startswith(_INCLUDE)]
     return File(
         name=name,
-        text=body.strip("\n") + "\n",
-        needs=tuple(_INCLUDE.findall(text)),
-        defines=frozenset((*_FUNCTION.findall(body), *_TYPE.findall(body))),
+        text="\n".join(line for line in lines if line not in included).strip("\n") + "\n",
+        needs=tuple(line.split('"')[1].removesuffix(".cuh") for line in included),
+        defines=frozenset(head.removeprefix(_HEAD).split(", ")),
     )
 
 

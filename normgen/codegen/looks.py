@@ -14,7 +14,7 @@ from normgen.codegen.columns import Columns
 from normgen.codegen.groups import Groups
 from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
-from normgen.codegen.statements import Do, Gap, If, Let, Statement
+from normgen.codegen.statements import Do, Gap, If, Let, Set, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
 from normgen.program.functions import COL, ROW
@@ -40,14 +40,14 @@ class Elements:
 
     def values(self, loop: Elementwise) -> list[Statement]:
         """All that `loop` does, in the order in which values need each other; then what is left for later looks."""
-        leaves = [Do(f"{self.floats(name)} = {self.access.names[name]}") for name in self.left]
+        leaves = [Set(self.floats(name), self.access.names[name]) for name in self.left]
         return [*self.reads(loop), *self.maps(loop.maps), *leaves]
 
     def reads(self, loop: Elementwise) -> list[Statement]:
         """Which column the element is in, the tensors' values there, and what was kept of it."""
         site = self.site
         column = site.at if site is EDGE else f"{site.at} + {site.index}"
-        found: list[Statement] = [Let(f"const int {self.access.names[COL.name]}", column)]
+        found: list[Statement] = [Let("const int", self.access.names[COL.name], column)]
         found += [self.let(s.name, f"element({self.vectors[s.name]}, {site.index})") for s in loop.sources]
         for name in loop.kept:
             found.append(self.let(name, self.floats(name) if name in self.waiting else f"{name}_kept[{site.index}]"))
@@ -59,7 +59,7 @@ class Elements:
 
     def let(self, name: str, text: str) -> Let:
         """The value as a constant; the compiler does not compute again what is left for later looks."""
-        return Let(f"const float {self.access.names[name]}", f"computed_once({text})" if name in self.left else text)
+        return Let("const float", self.access.names[name], f"computed_once({text})" if name in self.left else text)
 
     def floats(self, name: str) -> str:
         """Where the value waits for later looks."""
@@ -174,11 +174,11 @@ class Looks:
             if store.accumulate:
                 before = f"{store.tensor}_before"
                 read = self.access.read_elem(store.tensor, site, hinted=False)
-                head.append(Let(f"const {self.access.vec(store.tensor, site)} {before}", read))
+                head.append(Let(f"const {self.access.vec(store.tensor, site)}", before, read))
                 # its terms, added one by one, would each round at the size of what was there
                 added = printer.operand(source.expr, PRODUCT) if source else text
                 text = f"element({before}, {site.index}) + {added}"
-            elem.append(Do(f"{store.tensor}_values[{site.index}] = {text}"))
+            elem.append(Set(f"{store.tensor}_values[{site.index}]", text))
             tail += self.stores(store, site)
         return Walk(head=head, elem=elem, tail=tail)
 
@@ -192,12 +192,12 @@ class Looks:
         tensor = load.name
         if load.roll:
             vector = f"Vec<{self.access.ctype(load.of)}, {site.width}>"
-            head.append(Let(f"const {vector} {tensor}_vec", self.access.read_rolled(load, site, place)))
+            head.append(Let(f"const {vector}", f"{tensor}_vec", self.access.read_rolled(load, site, place)))
             return f"{tensor}_vec"
         if not load.kind.by_row:
             read = self.access.read_param(tensor, site)
             if load in self.plan.config_params:
-                head.append(If("!kEarlyParams", (Do(f"{site.of(tensor)} = {read}"),), alone=True))
+                head.append(If("!kEarlyParams", (Set(site.of(tensor), read),), alone=True))
             if load in (*self.plan.config_params, *self.plan.early_params):
                 return site.of(tensor)
         elif place is Place.REGISTERS or (place is Place.SHARED and site is EDGE):
@@ -206,7 +206,7 @@ class Looks:
             read = f"read<kVector>({self.transport.slot(tensor)})"
         else:  # earlier looks want it cached
             read = self.access.read_elem(tensor, site, hinted=look == len(self.plan.looks))
-        head.append(Let(f"const {self.access.vec(tensor, site)} {tensor}_vec", read))
+        head.append(Let(f"const {self.access.vec(tensor, site)}", f"{tensor}_vec", read))
         return f"{tensor}_vec"
 
     def drawn(self, random: Random, head: list[Statement], site: Site) -> str:
@@ -214,7 +214,7 @@ class Looks:
         names, vector = self.access.names, f"{random.name}_vec"
         how = f"{site.width}, true" if site is SHIFTED else site.width
         call = f"random_numbers<{how}>({names[random.seed]}, {names[ROW.name]}, {site.at}, {random.draw})"
-        head.append(Let(f"const Vec<float, {site.width}> {vector}", call))
+        head.append(Let(f"const Vec<float, {site.width}>", vector, call))
         return vector
 
     def stores(self, store: Store, site: Site) -> list[Statement]:
@@ -234,7 +234,7 @@ class Looks:
         if not params:
             return []
         reads = {
-            site: [Do(f"{site.of(p.name)} = {self.access.read_param(p.name, site)}") for p in params]
+            site: [Set(site.of(p.name), self.access.read_param(p.name, site)) for p in params]
             for site in self.access.sites
         }
         walk = Walk(head=reads[self.access.vector_site], edge=reads.get(EDGE, ()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,7 +176,7 @@ def spelled_types(spelling: Spelling, types: tuple[str, ...], text: str) -> tupl
         if spelled != unmarked(marked_type):
             name = spelled.split()[1]
             own = f"{name}_{digest(spelled)}"
-            texts[number], kernel = (re.sub(rf"\b{name}\b", own, t) for t in (spelled, kernel))
+            texts[number], kernel = (t.replace(name, own) for t in (spelled, kernel))
     return tuple(texts), kernel
 
 
@@ -207,12 +206,12 @@ def named_by_text(kernel: KernelText) -> tuple[tuple[str, ...], tuple[str, str]]
     """(Its types, (its name, its text)): the same text has the same name, whatever its Config."""
     types, text = [], print_kernel(kernel)
     for struct in kernel.types:
-        plain = struct.lines[0].split()[1]
-        name = f"{plain}_{digest(' '.join(struct.lines))}"
-        types.append(re.sub(rf"\b{plain}\b", name, text_of([struct])))
-        text = re.sub(rf"\b{plain}\b", name, text)
+        printed, plain = text_of([struct]), unmarked(struct.name)
+        name = f"{plain}_{digest(' '.join(printed.replace(struct.name, plain).splitlines()))}"
+        types.append(printed.replace(struct.name, name))
+        text = text.replace(struct.name, name)
     name = f"{kernel.name}_{digest(text)}"
-    return tuple(types), (name, re.sub(rf"\b{kernel.name}\(", f"{name}(", text))
+    return tuple(types), (name, text.replace(f"\n{kernel.name}(\n", f"\n{name}(\n"))
 
 
 def digest(text: str) -> str:
@@ -263,7 +262,7 @@ def legend_lines(legend: Iterable[tuple[str, str]]) -> list[str]:
 def gathered(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """The body with its constants side by side, without their comments, behind its types."""
     constants = [s for s in body if isinstance(s, Let) and s.is_constant]
-    types = [replace(s, comment="") for s in constants if s.declaration.startswith("using ")]
-    runs = groupby((s for s in constants if not s.declaration.startswith("using ")), lambda s: s.declaration.split()[1])
-    numbers = [Do(f"constexpr {kind} {', '.join(f'{s.name} = {s.value}' for s in run)}") for kind, run in runs]
+    types = [replace(s, comment="") for s in constants if s.is_type]
+    runs = groupby((s for s in constants if not s.is_type), lambda s: s.type)
+    numbers = [Do(f"{kind} {', '.join(f'{s.name} = {s.value}' for s in run)}") for kind, run in runs]
     return (*types, *numbers, *(s for s in body if s not in constants))

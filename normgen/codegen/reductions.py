@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import sympy as sp
-
 from normgen.codegen.printer import FormulaPrinter, Printer
-from normgen.codegen.statements import Do, Let, Statement, Struct, broken, text_of
+from normgen.codegen.spelling import unnamed
+from normgen.codegen.statements import Do, For, Let, Set, Statement, Struct
+from normgen.program.frozen import OWN
 from normgen.program.ir import Reduce
-from normgen.program.monoid import LOWEST, SUM, Recipe, symbol
+from normgen.program.monoid import LOWEST, SUM, Recipe
+from normgen.spec.formula import Expression, Name, operands, sum_of
 
 CONSTANTS = {LOWEST.name: "-3.402823466e+38f"}
 
@@ -31,36 +32,22 @@ class State:
 
     def struct(self, *, shuffled: bool, short: bool) -> Struct:
         """The type; the library's trees call its `combine`, those of lanes `shuffle_xor`, short ones `of_warp`."""
-        kind = self.type
-        words = [f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components]
-        shuffle = (
-            f"  static __device__ __forceinline__ {kind} shuffle_xor(const {kind}& s, int offset, unsigned mask) {{",
-            *_body([Do(f"return {{{', '.join(words)}}}")]),
-            "  }",
-        )
-        body = _body([*self.lets, Do(f"return {{{', '.join(self.combined)}}}")])
-        return Struct(
-            (
-                *broken(f"struct {kind} {{  // state of {self.doc}", "// "),
-                f"  float {', '.join(self.components)};",
-                f"  static __device__ __forceinline__ {kind} combine(const {kind}& a, const {kind}& b) {{",
-                *body,
-                "  }",
-                *(shuffle if shuffled and not (short and self.are_largest) else ()),
-                *(self._of_warp() if short else ()),
-                "};",
-            )
-        )
+        members: list[Statement] = [Do(f"float {', '.join(self.components)}")]
+        combined = Do(f"return {{{', '.join(self.combined)}}}")
+        members.append(self._function("combine(const {0}& a, const {0}& b)", *self.lets, combined))
+        if shuffled and not (short and self.are_largest):
+            words = ", ".join(f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components)
+            head = "shuffle_xor(const {0}& s, int offset, unsigned mask)"
+            members.append(self._function(head, Do(f"return {{{words}}}")))
+        if short:  # in the fewest steps
+            largest = ", ".join(f"largest_of_warp(s.{name})" for name in self.components)
+            found = f"{{{largest}}}" if self.are_largest else "reduce_lanes<32>(s)"
+            members.append(self._function("of_warp(const {0}& s)", Do(f"return {found}")))
+        return Struct(self.type, tuple(members), f"state of {self.doc}")
 
-    def _of_warp(self) -> tuple[str, ...]:
-        """How the states of a warp become one, in the fewest steps."""
-        largest = ", ".join(f"largest_of_warp(s.{name})" for name in self.components)
-        found = f"{{{largest}}}" if self.are_largest else "reduce_lanes<32>(s)"
-        return (
-            f"  static __device__ __forceinline__ {self.type} of_warp(const {self.type}& s) {{",
-            *_body([Do(f"return {found}")]),
-            "  }",
-        )
+    def _function(self, head: str, *body: Statement) -> For:
+        """One that gives a state; {0} in its head is the type of that."""
+        return For(f"static __device__ __forceinline__ {self.type} {head.format(self.type)}", body)
 
     def start(self) -> list[Statement]:
         """Before the look: the state of no element, and the running sums of a thread."""
@@ -77,38 +64,29 @@ class State:
 
     def end(self) -> list[Statement]:
         """After the look: what a thread has added up."""
-        return [Do(f"{self.variable}.{name} = sum_in_pairs({self.sums(name)})") for name in self.added]
+        return [Set(f"{self.variable}.{name}", f"sum_in_pairs({self.sums(name)})") for name in self.added]
 
 
-def _body(statements: Sequence[Statement]) -> list[str]:
-    """The lines of a function of the struct, which itself is indented by two."""
-    return [line[2:] for line in text_of(statements, 6).splitlines()]
-
-
-def state_of(look: int, reduces: tuple[Reduce, ...], values: Iterable[str]) -> State:
-    """Struct, identity and combine of the packed state; `look` counts from 1, `values` orders names in its comment."""
-    author = FormulaPrinter(values)
+def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:
+    """Struct, identity and combine of the packed state; `look` counts from 1."""
+    author = FormulaPrinter()
     lets: list[Let] = []
     combined: list[str] = []
     for reduce in reduces:
-        prefix = _let_prefix(reduce, reduces)
-        names: dict[sp.Symbol, str] = {}
-        for side in "ab":
-            for component, name in zip(reduce.monoid.state, reduce.names, strict=True):
-                names[symbol(f"{side}_{component}")] = f"{side}.{name}"
-        recipe = _renamed(reduce.monoid.combine, names, {}, {}, prefix)
+        names = {f"{side}_{part}": f"{side}.{name}" for side in "ab" for part, name in _parts(reduce)}
+        recipe = _renamed(reduce.monoid.combine, names, {}, _let_prefix(reduce, reduces))
         lets += recipe.lets
-        combined += map(recipe.printer.text, recipe.results)
+        combined += recipe.texts
     printer = Printer(CONSTANTS)
     return State(
-        type=f"Look{look}",
+        type=unnamed(f"Look{look}"),
         variable=f"look{look}",
         doc=f"look {look}: " + ", ".join(f"{r.monoid.name}({', '.join(map(author.text, r.args))})" for r in reduces),
         components=tuple(name for r in reduces for name in r.names),
         identity=tuple(printer.text(e) for r in reduces for e in r.monoid.identity),
         lets=tuple(lets),
         combined=tuple(combined),
-        added=tuple(name for r in reduces for name in r.names if r.monoid == SUM),
+        added=tuple(name for r in reduces for name in r.names if r.monoid.name == SUM.name),
         are_largest=all(r.monoid.name == "absmax" for r in reduces),
     )
 
@@ -147,41 +125,40 @@ def steps_of(
     for reduce in reduces:
         prefix = _let_prefix(reduce, reduces)
         own = {
-            symbol(component): f"{state.sums(name)}[{running}]" if name in state.added else f"{state.variable}.{name}"
-            for component, name in zip(reduce.monoid.state, reduce.names, strict=True)
+            part: f"{state.sums(name)}[{running}]" if name in state.added else f"{state.variable}.{name}"
+            for part, name in _parts(reduce)
         }
         vector = reduce.monoid.vector_step if by_vector else None
         if vector is None:
-            elem += _step(reduce, reduce.monoid.step, own, names, prefix)
+            elem += _renamed(reduce.monoid.step, own, names, prefix).statements(own)
             continue
         reference = f"{prefix}{vector.reference}"
-        known = {**own, symbol(vector.reference): reference}
-        start = _renamed(Recipe((vector.start,)), own, {}, names, prefix)
-        before.append(Do(f"float {reference} = {start.texts[0]}"))
-        peeked = Recipe((vector.peek,))
-        lines, arguments, texts = _arguments(reduce, peeked, names, prefix)
-        peek += [*lines, Do(f"{reference} = {_renamed(peeked, known, arguments, texts, prefix).texts[0]}")]
-        move += _renamed(vector.move, known, {}, names, prefix).assignments(list(own.values()))
+        known = {**own, vector.reference: reference}
+        before.append(Do(f"float {reference} = {_renamed(vector.start, own, names, prefix).texts[0]}"))
+        peeked = _renamed(vector.peek, known, names, prefix)
+        peek += [*peeked.lets, Set(reference, peeked.texts[0])]
+        move += _renamed(vector.move, known, names, prefix).assignments(own)
         in_vector = dict(own)
         if vector.added:
             sums = f"{prefix}{vector.added}s"
-            in_vector[symbol(vector.added)] = f"{sums}[i % kRunningSums]"
+            in_vector[vector.added] = f"{sums}[i % kRunningSums]"
             before.append(Do(f"float {sums}[kRunningSums] = {{}}"))
-            after.append(Do(f"{own[symbol(vector.added)]} += sum_in_pairs({sums})"))
-        elem += _step(reduce, vector.step, in_vector, names, prefix)
+            after.append(Set(own[vector.added], f"sum_in_pairs({sums})", "+="))
+        elem += _renamed(vector.step, in_vector, names, prefix).statements(in_vector)
     return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem), after=tuple(after))
 
 
 def single_step(reduce: Reduce, variable: str, names: Mapping[str, str], *, prefix: str) -> list[Statement]:
     """One more element enters the variable of a monoid of one component; locals of several need a prefix each."""
-    return _step(reduce, reduce.monoid.step, {symbol(reduce.monoid.state[0]): variable}, names, prefix)
+    [part] = reduce.monoid.state
+    return _renamed(reduce.monoid.step, {part: variable}, names, prefix).statements({part: variable})
 
 
 def single_combine(reduce: Reduce, variable: str, other: str) -> list[Statement]:
     """Another state enters the variable of a monoid of one component."""
-    [component] = reduce.monoid.state
-    names = {symbol(f"a_{component}"): variable, symbol(f"b_{component}"): other}
-    return _renamed(reduce.monoid.combine, names, {}, {}, "").assignments([variable])
+    [part] = reduce.monoid.state
+    names = {f"a_{part}": variable, f"b_{part}": other}
+    return _renamed(reduce.monoid.combine, names, {}, "").assignments({f"a_{part}": variable})
 
 
 def single_identity(reduce: Reduce) -> str:
@@ -189,30 +166,9 @@ def single_identity(reduce: Reduce) -> str:
     return Printer(CONSTANTS).text(reduce.monoid.identity[0])
 
 
-def _step(
-    reduce: Reduce, recipe: Recipe, own: Mapping[sp.Symbol, str], names: Mapping[str, str], prefix: str
-) -> list[Statement]:
-    lines, arguments, texts = _arguments(reduce, recipe, names, prefix)
-    renamed = _renamed(recipe, own, arguments, texts, prefix)
-    return [*lines, *renamed.lets, *renamed.assignments(list(own.values()))]
-
-
-def _arguments(
-    reduce: Reduce, recipe: Recipe, names: Mapping[str, str], prefix: str
-) -> tuple[list[Let], dict[sp.Symbol, sp.Expr], dict[str, str]]:
-    """(locals for arguments that the recipe reads more than once, arguments by symbol, names with those locals)."""
-    lets: list[Let] = []
-    arguments: dict[sp.Symbol, sp.Expr] = {}
-    texts = dict(names)
-    for arg_name, expr in zip(reduce.monoid.args, reduce.args, strict=True):
-        if expr.is_Symbol or (_uses(recipe, symbol(arg_name)) <= 1 and _is_kept(recipe, expr)):
-            arguments[symbol(arg_name)] = expr
-        else:
-            local = f"{prefix}term"
-            lets.append(Let(f"const float {local}", Printer(names).text(expr)))
-            texts[f"@{local}"] = local
-            arguments[symbol(arg_name)] = sp.Symbol(f"@{local}", real=True)
-    return lets, arguments, texts
+def _parts(reduce: Reduce) -> Iterable[tuple[str, str]]:
+    """(Component of the state, the value that it becomes)."""
+    return zip(reduce.monoid.state, reduce.names, strict=True)
 
 
 def _let_prefix(reduce: Reduce, group: tuple[Reduce, ...]) -> str:
@@ -220,73 +176,41 @@ def _let_prefix(reduce: Reduce, group: tuple[Reduce, ...]) -> str:
     return f"{reduce.names[0]}_" if len(group) > 1 else ""
 
 
-def _is_kept(recipe: Recipe, expr: sp.Expr) -> bool:
-    """Whether the expression stands in the recipe as it is.
-
-    sympy writes |exp(z)| with the real part of z, and has no extremum of what it takes for complex: log(minimum(0, b)).
-    """
-    if expr.is_extended_real:
-        return True
-    refused = (sp.Abs, sp.Min, sp.Max) if expr.is_extended_real is False else (sp.Abs,)
-    return not any(e.has(*refused) for e in recipe.results)
-
-
-def _uses(recipe: Recipe, argument: sp.Symbol) -> int:
-    exprs = [*recipe.results, *(e for _, e in recipe.lets)]
-    return sum(e.count(argument) for e in exprs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Renamed:
-    """A recipe whose symbols stand for C text: its lets, its results, and who prints them."""
+    """A recipe whose names stand for C text: its lets, its results, and who prints them."""
 
     lets: tuple[Let, ...]
-    results: tuple[sp.Expr, ...]
+    results: tuple[Expression, ...]
     printer: Printer
 
     @property
     def texts(self) -> list[str]:
         return [self.printer.text(e) for e in self.results]
 
-    def assignments(self, targets: list[str]) -> list[Statement]:
+    def statements(self, targets: Mapping[str, str]) -> list[Statement]:
+        return [*self.lets, *self.assignments(targets)]
+
+    def assignments(self, targets: Mapping[str, str]) -> list[Statement]:
         """The results replace the targets; one that reads another target comes while that has its old value."""
-        own = [_text_symbol(target) for target in targets]
-        order = sorted(range(len(own)), key=lambda i: not (self.results[i].free_symbols & {*own[:i], *own[i + 1 :]}))
+        own = {f"{OWN}{name}": text for name, text in targets.items()}
+        found = list(zip(own.items(), self.results, strict=True))
         statements: list[Statement] = []
-        for i in order:
-            result = self.results[i]
-            if isinstance(result, sp.Add) and own[i] in result.args:
-                added = sp.Add(*(term for term in result.args if term != own[i]))
-                statements.append(Do(f"{targets[i]} += {self.printer.text(added)}"))
-            elif result != own[i]:
-                statements.append(Do(f"{targets[i]} = {self.printer.text(result)}"))
+        for (name, text), result in sorted(found, key=lambda one: not one[1].names & own.keys() - {one[0][0]}):
+            terms = operands(result, "+-")
+            if len(terms) > 1 and ("+", Name(name)) in terms:
+                terms.remove(("+", Name(name)))
+                statements.append(Set(text, self.printer.text(sum_of(terms)), "+="))
+            elif result != Name(name):
+                statements.append(Set(text, self.printer.text(result)))
         return statements
 
 
-def _text_symbol(text: str) -> sp.Symbol:
-    return sp.Symbol(f"@{text}", real=True)
-
-
-def _renamed(
-    recipe: Recipe,
-    names: Mapping[sp.Symbol, str],
-    arguments: Mapping[sp.Symbol, sp.Expr],
-    texts: Mapping[str, str],
-    prefix: str,
-) -> Renamed:
-    """The recipe in C names. Its symbols are renamed first: a program may use the same names."""
-    renamed: dict[sp.Symbol, sp.Expr] = dict(arguments)
-    printed = dict(CONSTANTS)
-    for sym, text in names.items():
-        renamed[sym] = _text_symbol(text)
-        printed[f"@{text}"] = text
-    printed.update(texts)
+def _renamed(recipe: Recipe, own: Mapping[str, str], names: Mapping[str, str], prefix: str) -> Renamed:
+    """The recipe in C: `own` has the texts of the recipe's own names, `names` those of the program's values."""
+    printed = CONSTANTS | {f"{OWN}{name}": text for name, text in own.items()} | dict(names)
     lets: list[Let] = []
-    for let, expr in recipe.lets:
-        local = prefix + let
-        lets.append(Let(f"const float {local}", Printer(printed).text(expr.xreplace(renamed))))
-        renamed[symbol(let)] = _text_symbol(local)
-        printed[f"@{local}"] = local
-    return Renamed(
-        lets=tuple(lets), results=tuple(e.xreplace(renamed) for e in recipe.results), printer=Printer(printed)
-    )
+    for let, tree in recipe.lets:
+        lets.append(Let("const float", f"{prefix}{let}", Printer(printed).text(tree)))
+        printed[f"{OWN}{let}"] = f"{prefix}{let}"
+    return Renamed(lets=tuple(lets), results=recipe.results, printer=Printer(printed))

@@ -9,26 +9,23 @@ in the kernels that cut rows by a shift, and stays `shift` in the others.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+import string
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
-import sympy as sp
-
 from normgen.problem.problem import Problem
-from normgen.program.ir import Guard, Load, Map, Random, Reduce, RowProgram, Statement, Store, value_kinds
-from normgen.program.monoid import symbol
+from normgen.program.ir import RowProgram
+from normgen.program.rewrites.renamed import renamed
 
 # "!" sorts before letters, digits and "_": marked names have the order of the names, and sympy orders terms by names.
-# "þ" is a letter, so that \b of a search meets no word within a mark, and one byte of a Python text.
+# "þ" is one byte of a Python text.
 _OPEN, _CLOSE = "þ", "!"
-_MARK = re.compile(rf"{_OPEN}(\w+){_CLOSE}")
-_WORD = re.compile(rf"\.?\w+{_CLOSE}?\w*")
-_MADE = re.compile(rf"([A-Za-z0-9_]*){_OPEN}(\w+){_CLOSE}([A-Za-z0-9_]*)")
-_COMMENT = re.compile(r"//[^\n]*")
+_UNNAMED = "\u00a7"
+_WITHIN_WORDS = frozenset(f"{string.ascii_letters}{string.digits}_{_OPEN}{_CLOSE}.")
+_APART = {code: " " for code in range(256) if chr(code) not in _WITHIN_WORDS}
 
 _CPP = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
@@ -55,9 +52,29 @@ def mark(name: str) -> str:
     return f"{_OPEN}{name}{_CLOSE}"
 
 
+def unnamed(name: str) -> str:
+    """The name of a type, as it stands in text until the digest of the type is known."""
+    return f"{_UNNAMED}{name}{_UNNAMED}"
+
+
 def unmarked(text: str) -> str:
     """The text with the names themselves."""
-    return _MARK.sub(r"\1", text)
+    return _replaced(text, str).replace(_UNNAMED, "")
+
+
+def _replaced(text: str, spelled: Callable[[str], str]) -> str:
+    """The text with something in the place of each mark."""
+    first, *parts = text.split(_OPEN)
+    halves = (part.partition(_CLOSE) for part in parts)
+    return first + "".join(f"{spelled(name)}{behind}" for name, _, behind in halves)
+
+
+def words(text: str) -> Iterator[tuple[str, bool]]:
+    """The identifiers and numbers of C text, and whether a word is a member of what stands before its dot."""
+    for joined in text.translate(_APART).split():
+        for number, word in enumerate(joined.split(".")):
+            if word := word.lstrip(_CLOSE):
+                yield word, number > 0
 
 
 @lru_cache(maxsize=32)
@@ -73,29 +90,7 @@ def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
         )
         for t in problem.tensors
     )
-    symbols = {symbol(name): symbol(mark(name)) for name in value_kinds(program)}
-    statements = tuple(_marked_statement(statement, symbols) for statement in program.statements)
-    scalars = tuple(map(mark, program.scalars))
-    return replace(problem, tensors=tensors), replace(program, statements=statements, scalars=scalars)
-
-
-def _marked_statement(statement: Statement, symbols: Mapping[sp.Symbol, sp.Symbol]) -> Statement:
-    match statement:
-        case Load(name=name, of=of, index=index):
-            of, index = (mark(other) if other else "" for other in (of, index))
-            return replace(statement, name=mark(name), of=of, index=index)
-        case Random(name=name, seed=seed):
-            return replace(statement, name=mark(name), seed=mark(seed))
-        case Reduce(names=names, args=args, guard=guard):
-            found = replace(statement, names=tuple(map(mark, names)), args=tuple(a.xreplace(symbols) for a in args))
-            if guard is None:
-                return found
-            instead = tuple(value.xreplace(symbols) for value in guard.instead)
-            return replace(found, guard=Guard(guard.margin.xreplace(symbols), instead))
-        case Map(name=name, expr=expr):
-            return replace(statement, name=mark(name), expr=expr.xreplace(symbols))
-        case Store(tensor=tensor, value=value):
-            return replace(statement, tensor=mark(tensor), value=mark(value))
+    return replace(problem, tensors=tensors), renamed(program, mark)
 
 
 class Spelling:
@@ -108,10 +103,12 @@ class Spelling:
     def __init__(self, text: str) -> None:
         taken: set[str] = set()
         uses: dict[str, set[tuple[str, str]]] = {}
-        for word in set(_WORD.findall(_COMMENT.sub("", text))):
-            if made := _MADE.search(word):
-                uses.setdefault(made[2], set()).add((made[1], made[3]))
-            elif not word.startswith("."):  # a member meets nothing outside of its struct
+        for word, is_member in set(words("\n".join(line.partition("//")[0] for line in text.split("\n")))):
+            before, is_made, rest = word.partition(_OPEN)
+            if is_made:
+                name, _, behind = rest.partition(_CLOSE)
+                uses.setdefault(name, set()).add((before, behind))
+            elif not is_member:  # a member meets nothing outside of its struct
                 taken.add(word.removesuffix(_CLOSE))
         self._stems: dict[str, str] = {}
         for name in sorted(uses, key=lambda name: (len(name), name)):
@@ -127,7 +124,7 @@ class Spelling:
         """A text, or a tuple or dataclass of texts, with every mark replaced."""
         found: Any = value
         if isinstance(value, str):
-            found = _MARK.sub(lambda match: self.spelled(match[1]), value)
+            found = _replaced(value, self.spelled)
         elif isinstance(value, tuple):
             found = tuple(map(self.within, value))
         elif is_dataclass(value) and not isinstance(value, type):

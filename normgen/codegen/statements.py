@@ -3,8 +3,9 @@
     Comment   // words
     Let       a constant or variable that is declared with its value; dropped where nobody reads it
     Setting   a constant whose value a schedule chooses: Config has it
-    Do        any other declaration, assignment or call
-    For       a loop, or a lambda
+    Set       an assignment
+    Do        any other declaration, or a call
+    For       a loop, or a function
     If        a branch
     Struct    a type with its functions
     Gap       a blank line
@@ -15,20 +16,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from normgen.codegen.spelling import unmarked
+from normgen.codegen.spelling import unmarked, words
 
 WIDTH = 120
-_IDENTIFIER = re.compile(r"\w*þ\w+?!\w*|[A-Za-z_]\w*")
 
 
 def identifiers(text: str) -> frozenset[str]:
     """The identifiers of an expression."""
-    return frozenset(_IDENTIFIER.findall(text))
+    return frozenset(word for word, _ in words(text) if not word[0].isdigit())
 
 
 @dataclass(frozen=True)
@@ -43,28 +42,30 @@ class Comment:
 
 @dataclass(frozen=True)
 class Let:
-    """`declaration` = `value`; without side effects."""
+    """`type` `name` = `value`, without side effects; the type of a pointer to arrays has {} in the name's place."""
 
-    declaration: str
+    type: str
+    name: str
     value: str
     comment: str = ""
 
-    @cached_property
-    def name(self) -> str:
-        return str(_IDENTIFIER.findall(self.declaration.split("[")[0])[-1])
+    @property
+    def is_type(self) -> bool:
+        return self.type == "using"
 
     @property
     def is_constant(self) -> bool:
         """Whether it is known when the text is compiled, or a type."""
-        return self.declaration.startswith(("constexpr ", "using "))
+        return self.is_type or self.type.startswith("constexpr ")
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return identifiers(f"{self.declaration} {self.value}") - {self.name}
+        return identifiers(f"{self.type} {self.value}") - {self.name}
 
     @property
     def text(self) -> str:
-        return f"{self.declaration} = {self.value};"
+        declared = self.type.format(self.name) if "{}" in self.type else f"{self.type} {self.name}"
+        return f"{declared} = {self.value};"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Setting(Let):
 
 @dataclass(frozen=True)
 class Do:
-    """One statement, its semicolon left out."""
+    """Another statement, its semicolon left out."""
 
     expression: str
     comment: str = ""
@@ -88,6 +89,24 @@ class Do:
     @property
     def text(self) -> str:
         return f"{self.expression};"
+
+
+@dataclass(frozen=True)
+class Set:
+    """`target` = `value`, or another assignment: `operator` says which."""
+
+    target: str
+    value: str
+    operator: str = "="
+    comment: str = ""
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return identifiers(f"{self.target} {self.value}")
+
+    @property
+    def text(self) -> str:
+        return f"{self.target} {self.operator} {self.value};"
 
 
 @dataclass(frozen=True)
@@ -120,31 +139,33 @@ class If:
 
 @dataclass(frozen=True)
 class Struct:
-    """Lines of a type with its functions."""
+    """A type: what it holds, and its functions."""
 
-    lines: tuple[str, ...]
+    name: str
+    body: tuple[Statement, ...]
+    comment: str
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return identifiers("\n".join(self.lines))
+        return reads_of(self.body)
 
 
-Statement = Gap | Comment | Let | Do | For | If | Struct
+Statement = Gap | Comment | Let | Set | Do | For | If | Struct
 
 
 def constant(name: str, value: str, comment: str = "") -> Let:
     """A constant that follows from others."""
-    return Let(f"constexpr int {name}", value, comment)
+    return Let("constexpr int", name, value, comment)
 
 
 def setting(name: str, number: int, comment: str = "") -> Setting:
     """A constant that differs from schedule to schedule, or from problem to problem."""
-    return Setting(f"constexpr int {name}", f"Config::{name}", comment, number)
+    return Setting("constexpr int", name, f"Config::{name}", comment, number)
 
 
 def type_setting(name: str, chosen: str, comment: str = "") -> Setting:
     """A type that differs from schedule to schedule."""
-    return Setting(f"using {name}", f"typename Config::{name}", comment, chosen)
+    return Setting("using", name, f"typename Config::{name}", comment, chosen)
 
 
 def loop(variable: str, bound: str, body: Sequence[Statement], *, first: str = "0", unroll: str = "") -> For:
@@ -215,7 +236,7 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
     match statement:
         case Comment():
             yield from broken(f"{indent}// {statement.text}", "// ")
-        case Let() | Do():
+        case Let() | Set() | Do():
             yield from _with_comment(indent, statement.text, statement.comment)
         case If() if statement.alone:
             [inner] = statement.body
@@ -232,7 +253,9 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
                 yield from _lines(statement.otherwise, indent + "  ")
             yield f"{indent}}}{statement.tail if isinstance(statement, For) else ''}"
         case Struct():
-            yield from (f"{indent}{line}" for line in statement.lines)
+            yield from broken(f"{indent}struct {statement.name} {{  // {statement.comment}", "// ")
+            yield from _lines(statement.body, indent + "  ")
+            yield f"{indent}}};"
 
 
 def _with_comment(indent: str, text: str, comment: str) -> list[str]:

@@ -30,18 +30,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from itertools import chain, count
+from typing import Any
 
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.functions import COL, Index
+from normgen.program.functions import COL, ROW, TERM, Index
 from normgen.program.monoid import DOT, Monoid, symbol
 from normgen.program.printing import show_expr
+from normgen.spec.formula import Expression, Name, nodes
 from normgen.spec.spec import Kind, join
 
 COLS = sp.Symbol("cols", positive=True, integer=True)
 INNER = sp.Symbol("inner", positive=True, integer=True)
 SIZES = (COLS, INNER)  # lengths of axes, which no statement defines
+_INDICES = {index.name: index.kind for index in (ROW, COL, TERM)}
+
+Expr = Any  # an expression of sympy, or of a frozen program a tree of spec/formula.py
 
 
 class Column(StrEnum):
@@ -71,7 +76,7 @@ class Load:
     of: str = ""
     column: Column = Column.FIRST
     index: str = ""  # a loaded row value, in place of `column`
-    roll: sp.Expr | None = None  # of an elem or a col: by how many columns it is rolled, in place of `column`
+    roll: Expr | None = None  # of an elem or a col: by how many columns it is rolled, in place of `column`
     group: int = 0  # neighbouring columns that share a value
 
     @property
@@ -80,7 +85,7 @@ class Load:
         return self.of or self.name
 
     @property
-    def ahead(self) -> sp.Expr:
+    def ahead(self) -> Expr:
         """How many columns lie between an element's and the one that it is read of."""
         return -self.roll if self.roll is not None else sp.Integer(0)
 
@@ -105,8 +110,8 @@ class Guard:
     Both are row values, so that all threads of a row decide alike.
     """
 
-    margin: sp.Expr
-    instead: tuple[sp.Expr, ...]
+    margin: Expr
+    instead: tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class Reduce:
     names: tuple[str, ...]
     kind: Kind  # ROW: over columns; GROUPS: over groups of them; COL, INNER, SCALAR: over rows; BATCHES: those of each
     monoid: Monoid
-    args: tuple[sp.Expr, ...]
+    args: tuple[Expr, ...]
     guard: Guard | None = None
     group: int = 0  # columns of a group
     over: Kind = Kind.COL
@@ -140,7 +145,7 @@ class Reduce:
 class Map:
     name: str
     kind: Kind
-    expr: sp.Expr
+    expr: Expr
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ class RowProgram:
         return tuple(r for r in self.reduces if r.kind is Kind.SCALAR)
 
     @property
-    def col_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
+    def col_terms(self) -> tuple[tuple[Store, Expr], ...]:
         """What every column output sums over all rows, or those of each batch, in the order of the stores.
 
         What is no sum is 0.
@@ -207,11 +212,11 @@ class RowProgram:
         return self._terms(columns=True)
 
     @property
-    def total_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
+    def total_terms(self) -> tuple[tuple[Store, Expr], ...]:
         """The same of every scalar output: its terms are values of rows, or of elements."""
         return self._terms(columns=False)
 
-    def _terms(self, *, columns: bool) -> tuple[tuple[Store, sp.Expr], ...]:
+    def _terms(self, *, columns: bool) -> tuple[tuple[Store, Expr], ...]:
         sums = {s.names[0]: s.args[0] for s in (*self.col_reduces, *self.totals)}
         stores = (s for s in self.stores if (s.kind.is_columns if columns else s.kind is Kind.SCALAR))
         return tuple((s, sums.get(s.value, sp.Integer(0))) for s in stores)
@@ -244,7 +249,7 @@ def defined_names(statement: Statement) -> tuple[str, ...]:
             return ()
 
 
-def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
+def used_exprs(statement: Statement) -> tuple[Expr, ...]:
     match statement:
         case Load(index=index):
             return (symbol(index),) if index else ()
@@ -258,9 +263,16 @@ def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
             return (symbol(value),)
 
 
-def kind_of(expr: sp.Expr, kinds: Mapping[str, Kind]) -> Kind:
+def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
     """The join of the kinds of what an expression reads."""
-    return join([*(kinds[name] for name in names_of(expr)), *_index_kinds(expr)])
+    return join([*(kinds[name] for name in names_of(expr)), *index_kinds(expr)])
+
+
+def index_kinds(expr: Expr) -> tuple[Kind, ...]:
+    """The axes along which an expression reads the number of its place."""
+    if isinstance(expr, Expression):
+        return tuple(kind for name, kind in _INDICES.items() if Name(name) in nodes(expr))
+    return _index_kinds(expr)
 
 
 @lru_cache(maxsize=4096)
@@ -268,10 +280,19 @@ def _index_kinds(expr: sp.Expr) -> tuple[Kind, ...]:
     return tuple(index.kind for index in expr.atoms(Index))
 
 
-@lru_cache(maxsize=4096)  # each pass asks again, of expressions that it mostly left as they were
-def names_of(expr: sp.Expr) -> frozenset[str]:
+def names_of(expr: Expr) -> frozenset[str]:
     """Names of the values and scalars an expression reads (never `cols` or `inner`)."""
+    return expr.names if isinstance(expr, Expression) else _names_of(expr)
+
+
+@lru_cache(maxsize=4096)  # each pass asks again, of expressions that it mostly left as they were
+def _names_of(expr: sp.Expr) -> frozenset[str]:
     return frozenset(s.name for s in expr.free_symbols if s not in SIZES)
+
+
+def value_alone(expr: Expr) -> str:
+    """The value that an expression is, as it stands; else nothing."""
+    return str(expr.name) if isinstance(expr, Name | sp.Symbol) else ""
 
 
 def used_names(statement: Statement) -> frozenset[str]:

@@ -48,8 +48,8 @@ class VectorStep:
     """
 
     reference: str
-    start: sp.Expr
-    peek: sp.Expr
+    start: Recipe
+    peek: Recipe
     move: Recipe
     step: Recipe
     added: str = ""
@@ -151,8 +151,8 @@ def _online_softmax() -> Monoid:
         ),
         vector_step=VectorStep(
             reference="new_max",
-            start=top,
-            peek=_max(new_max, _x),
+            start=Recipe((top,)),
+            peek=Recipe((_max(new_max, _x),)),
             move=Recipe((new_max, total * sp.exp(top - new_max))),
             step=Recipe((top, total + sp.exp(_x - top))),
             added="sum",

@@ -13,13 +13,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-import sympy as sp
-
 from normgen.device import MOST_TOGETHER, Device
+from normgen.dtypes import DTYPES
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.program.functions import cast
+from normgen.program.frozen import frozen
 from normgen.program.ir import (
+    Expr,
     Load,
     Map,
     Random,
@@ -32,10 +32,12 @@ from normgen.program.ir import (
     stage_of,
     used_exprs,
     used_names,
+    value_alone,
     value_kinds,
 )
 from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Keep, Params, ReduceWith, Variance
 from normgen.schedule.schedule import Schedule
+from normgen.spec.formula import Cast, Expression, nodes
 from normgen.spec.spec import Kind
 
 WARP = 32
@@ -206,7 +208,7 @@ def in_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
     Of eight elements or more, read as they are stored, in 16 bits: of four it takes as many instructions.
     """
     read = {t.name for t in problem.elem_inputs if t.dtype.bytes == 2}
-    is_read = reduce.monoid.name == "absmax" and str(reduce.args[0]) in read
+    is_read = reduce.monoid.name == "absmax" and value_alone(reduce.args[0]) in read
     return s.reduce_with.is_short and s.vector >= 8 and reduce.kind.is_groups and is_read
 
 
@@ -369,12 +371,12 @@ class Plan:
         return tuple(s for s in self.program.stores if s.kind.is_groups)
 
     @cached_property
-    def elem_totals(self) -> tuple[tuple[Store, sp.Expr], ...]:
+    def elem_totals(self) -> tuple[tuple[Store, Expr], ...]:
         """Totals of elements, with what each element adds."""
         return tuple(t for t in self.program.total_terms if kind_of(t[1], self.kinds).within_row)
 
     @cached_property
-    def row_totals(self) -> tuple[tuple[Store, sp.Expr], ...]:
+    def row_totals(self) -> tuple[tuple[Store, Expr], ...]:
         """Totals of row values, with what each row adds."""
         return tuple(t for t in self.program.total_terms if t not in self.elem_totals)
 
@@ -784,11 +786,12 @@ class Plan:
 def least_arch(problem: Problem, program: RowProgram, schedule: Schedule) -> int:
     """The lowest sm_NN that has what the knobs ask for, and the dtypes."""
     knobs = (KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in schedule.as_dict().items())
-    casts = (c.dtype for s in program.statements for e in used_exprs(s) for c in e.atoms(cast))
-    dtypes = (*(t.dtype for t in problem.tensors), *casts)
+    exprs = (expr for statement in program.statements for expr in used_exprs(statement))
+    casts = (node.to for e in exprs if isinstance(e, Expression) for node in nodes(e) if isinstance(node, Cast))
+    dtypes = (*(t.dtype for t in problem.tensors), *(DTYPES[name] for name in casts))
     return max(FIRST_ARCH, *knobs, *(int(dtype.least_arch) for dtype in dtypes))
 
 
 def plan_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Plan:
     """The plan of a program that is already rewritten for the schedule."""
-    return Plan(problem=problem, program=program, schedule=schedule)
+    return Plan(problem=problem, program=frozen(program), schedule=schedule)

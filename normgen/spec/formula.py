@@ -20,12 +20,27 @@ import ast
 import math
 import re
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from typing import TypeGuard
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, POWER, REDUCTIONS, ROLL, TERM, TOTAL
+from normgen.spec.functions import (
+    CAST,
+    COLS,
+    CONSTANTS,
+    DOT,
+    FUNCTIONS,
+    INFINITY,
+    INNER,
+    POWER,
+    REDUCTIONS,
+    ROLL,
+    TERM,
+    TOTAL,
+)
 from normgen.spec.instead import (
     AXES,
     instead_of_axis,
@@ -48,8 +63,17 @@ _PARTS = "give a part a name of its own: each line under [formulas] is a formula
 _READ_AS = 'a formula is one expression, such as y = "x * rsqrt(mean(x * x) + eps)"'
 
 
+class Node:
+    """A part of a tree."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What it reads, but for CONSTANTS."""
+        return frozenset().union(*(child.names for child in children(self)))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Number:
+class Number(Node):
     """A constant, exact: `0.1` is one tenth."""
 
     value: Fraction
@@ -57,15 +81,19 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Name:
+class Name(Node):
     """A tensor, a scalar, another formula or one of CONSTANTS."""
 
     name: str
     column: int = 0
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset() if self.name in CONSTANTS else frozenset((self.name,))
+
 
 @dataclass(frozen=True)
-class Binary:
+class Binary(Node):
     """`left operator right` with operator + - * / %."""
 
     operator: str
@@ -75,7 +103,7 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Power:
+class Power(Node):
     """`base ** exponent`; the exponent is a constant. By a scalar it is a Call of POWER."""
 
     base: Expression
@@ -84,7 +112,7 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Node):
     """One of FUNCTIONS, CONDITIONS, POWERS or PRODUCTS."""
 
     function: str
@@ -93,7 +121,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(Node):
     """`cast(arg, to)`: arg rounded to a dtype, or to the dtype that a tensor is stored in."""
 
     arg: Expression
@@ -135,6 +163,61 @@ def nodes(expression: Expression) -> Iterator[Expression]:
         yield from nodes(child)
 
 
+ZERO, ONE = Number(Fraction(0)), Number(Fraction(1))
+
+
+def minus(tree: Expression) -> Expression:
+    """-tree, as a formula's sign is read: 0 - tree."""
+    return Binary("-", ZERO, tree)
+
+
+def is_minus(tree: Expression) -> TypeGuard[Binary]:
+    """Whether it is -e, with e on its right."""
+    return isinstance(tree, Binary) and tree.operator == "-" and tree.left == ZERO
+
+
+def sum_of(terms: Iterable[tuple[str, Expression]]) -> Expression:
+    """The sum of terms, each with the sign "+" or "-", from left to right."""
+    (sign, found), *others = terms
+    found = minus(found) if sign == "-" else found
+    for sign, term in others:
+        found = Binary(sign, found, term)
+    return found
+
+
+def chain(factors: Iterable[tuple[str, Expression]]) -> Expression:
+    """The product of factors, each behind "*" or "/", from left to right; the first is multiplied."""
+    (_, found), *others = factors
+    for operator, factor in others:
+        found = Binary(operator, found, factor)
+    return found
+
+
+def operands(tree: Expression, operators: str) -> list[tuple[str, Expression]]:
+    """(operator, operand) of a `sum_of` where the operators are "+-", of a `chain` where they are "*/"."""
+    if not isinstance(tree, Binary) or tree.operator not in operators:
+        return [(operators[0], tree)]
+    if is_minus(tree):
+        return [("-", tree.right)]
+    return [*operands(tree.left, operators), (tree.operator, tree.right)]
+
+
+def replaced(tree: Expression, instead: Mapping[str, Expression]) -> Expression:
+    """The tree with others in the place of names."""
+    match tree:
+        case Name(name=name):
+            return instead.get(name, tree)
+        case Binary(left=left, right=right):
+            return replace(tree, left=replaced(left, instead), right=replaced(right, instead))
+        case Power(base=base):
+            return replace(tree, base=replaced(base, instead))
+        case Cast(arg=arg):
+            return replace(tree, arg=replaced(arg, instead))
+        case Call(args=args):
+            return replace(tree, args=tuple(replaced(arg, instead) for arg in args))
+    return tree
+
+
 def group_of(expression: Expression) -> int:
     """The columns of a group that a reduction runs over; 0 of one over whole rows, and of any other expression."""
     match expression:
@@ -149,6 +232,9 @@ class Roll:
 
     share: Fraction
     by: int
+
+    def __neg__(self) -> Roll:
+        return Roll(-self.share, -self.by)
 
 
 def roll_of(expression: Expression) -> Roll | None:

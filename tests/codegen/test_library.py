@@ -50,11 +50,13 @@ def test_a_file_compiles_by_itself(name: str) -> None:
 @pytest.mark.parametrize("name", files())
 def test_a_file_reads_well_and_names_all_that_it_needs(name: str) -> None:
     text = (FOLDER / f"{name}.cuh").read_text(encoding="utf-8")
-    assert text.startswith("#pragma once\n\n")
+    defined = re.findall(r"^__(?:device|host)__[^(\n]*?(\w+)\(", text, re.MULTILINE)
+    defined += re.findall(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)\b(?!<)", text, re.MULTILINE)
+    assert text.startswith("#pragma once  // ")
     assert text.endswith("\n")
     assert all(len(line) <= 120 and line == line.rstrip() for line in text.splitlines())
     file = files()[name]
-    assert file.defines
+    assert file.defines == {*defined} != set(), "the head names them"
     assert "//" in file.text or name.endswith("_bits"), "what it is for"
     within = {defined for other in in_order([file]) for defined in other.defines}
     elsewhere = {defined for other in files().values() for defined in other.defines} - within

@@ -1,4 +1,4 @@
-"""sympy expressions as CUDA C: exact strings, and values that a C compiler reads back."""
+"""sympy expressions as trees, and these as CUDA C: exact strings, and values that a C compiler reads back."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from normgen.codegen.printer import Printer, float_literal
 from normgen.device import target
 from normgen.errors import ProgramError
 from normgen.pipeline import emit
+from normgen.program.frozen import Order
 from normgen.program.functions import expm1, less, log1p, where
 from normgen.program.ir import COLS, INNER
 from normgen.program.ordered import Ordered
@@ -23,6 +24,7 @@ from normgen.spec.reader import parse
 
 X, MEAN, RSTD, W, B = (sp.Symbol(n, real=True) for n in ("x", "mean", "rstd", "w", "b"))
 NAMES = {"x": "x_i", "mean": "row_mean", "rstd": "row_rstd", "w": "w_i", "b": "b_i"}
+LENGTHY = {**NAMES, "cols": "kCols", "inner": "kInner"}
 
 TEXTS = [
     ((X - MEAN) * RSTD * W + B, "(x_i - row_mean) * row_rstd * w_i + b_i"),
@@ -71,12 +73,12 @@ LENGTHS = [
 
 @pytest.mark.parametrize(("expr", "text"), TEXTS, ids=[text for _, text in TEXTS])
 def test_expressions_are_printed_as_a_person_writes_them(expr: sp.Expr, text: str) -> None:
-    assert Printer(NAMES).text(expr) == text
+    assert Printer(NAMES).text(Order(NAMES).tree(expr)) == text
 
 
 @pytest.mark.parametrize(("expr", "text"), LENGTHS, ids=[text for _, text in LENGTHS])
 def test_lengths_of_axes_are_multiplied_and_divided_as_floats(expr: sp.Expr, text: str) -> None:
-    assert Printer({**NAMES, "cols": "kCols", "inner": "kInner"}).text(expr) == text
+    assert Printer(LENGTHY).text(Order(LENGTHY).tree(expr)) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
@@ -90,12 +92,12 @@ def test_literals_read_back_to_the_same_float(value: float) -> None:
 @pytest.mark.parametrize("expr", [sp.gamma(X), X**W], ids=str)
 def test_what_has_no_float32_text_is_refused(expr: sp.Expr) -> None:
     with pytest.raises(ProgramError):
-        Printer(NAMES).text(expr)
+        Printer(NAMES).text(Order(NAMES).tree(expr))
 
 
 def test_a_value_without_a_name_is_refused() -> None:
     with pytest.raises(ProgramError, match="used before its look"):
-        Printer({"x": "x_i"}).text(X + W)
+        Printer({"x": "x_i"}).text(Order("xw").tree(X + W))
 
 
 C_FUNCTIONS = {
@@ -129,7 +131,7 @@ trees = st.recursive(
 def test_the_text_has_the_value_of_the_expression(expr: sp.Expr) -> None:
     """Without its f suffixes the text is also Python, whose parser checks the precedence."""
     point = {"x": 1.25, "w": -0.75, "b": 2.5}
-    text = re.sub(r"(\d)f\b", r"\1", Printer({n: n for n in point}).text(expr))
+    text = re.sub(r"(\d)f\b", r"\1", Printer({n: n for n in point}).text(Order(point).tree(expr)))
     text = re.sub(r"power<(\d+)>\(", r"power(\1, ", text)
     want = float(expr.subs({sp.Symbol(n, real=True): v for n, v in point.items()}))
     got = float(eval(text, {**C_FUNCTIONS, **point, "__builtins__": {}}))

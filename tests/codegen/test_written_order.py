@@ -16,6 +16,7 @@ from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
+from normgen.program.frozen import Order
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -159,7 +160,7 @@ def printed(spec: Spec, values: dict[str, Any], direction: str = "forward") -> d
     program = programs_of(problem, Schedule())[-1][1]
     known = dict(values)
     for statement in program.maps:
-        text = Printer({name: name for name in known}).text(statement.expr)
+        text = Printer({name: name for name in known}).text(Order(known).tree(statement.expr))
         known[statement.name] = eval(text, {"__builtins__": {}}, known)
     return {store.tensor: known[store.value] for store in program.stores}
 

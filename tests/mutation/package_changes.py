@@ -575,7 +575,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/groups.py",
         ("tests/codegen/test_pairs.py",),
-        ("vectors.get(str(r.args[0])) if in_pairs(problem, s, r) else None", "None"),
+        ("vectors.get(value_alone(r.args[0])) if in_pairs(problem, s, r) else None", "None"),
         ("peek = elements(wanted[number], known) if by_element[number] else []", "peek = []"),
     ),
     *changes(
@@ -701,7 +701,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "program/rewrites/named.py",
         ("tests/codegen/test_positions.py",),
-        ("w: w.args[2] for w", "w: w.args[1] for w"),
+        ("args=(condition, _, other)", "args=(condition, other, _)"),
     ),
     *changes(
         "codegen/looks.py",
@@ -1223,7 +1223,7 @@ CHANGES: tuple[Change, ...] = (
         TILES,
         ("m = next(axis for axis in result if axis != n)", "m, n = result"),
         ("if len(bare) < len(side.slots):", "if not bare:"),
-        ("return finite and not divides and any(", "return finite and any("),
+        ("return is_product and not divides and", "return is_product and"),
         ('in ("sum", "absmax")', 'in ("sum", "absmax", "max")'),
         ("self.riding_floats, self.reduced_floats)", "self.reduced_floats)"),
         ("return lines * (line + PAD)", "return lines * line"),

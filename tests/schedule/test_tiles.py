@@ -11,6 +11,7 @@ from normgen.device import target
 from normgen.errors import ProgramError, UsageError
 from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
+from normgen.program.frozen import Order
 from normgen.program.functions import COL
 from normgen.program.ir import COLS, Load, Map, Reduce, Store
 from normgen.program.monoid import ABSMAX, ARGMAX, MAX, SUM, symbol
@@ -30,6 +31,7 @@ from normgen.schedule.tiles.plan import (
     tile_problem_plan,
     vanishes,
 )
+from normgen.spec.formula import Name
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.cases import CASES
@@ -173,10 +175,12 @@ NOT_ZERO = [x + 1, sp.exp(x), x * scale, 1 / x, x / gain, Ordered(x, 1 / gain), 
 
 @pytest.mark.parametrize("factor", [*ZERO, *NOT_ZERO], ids=str)
 def test_products_of_what_is_loaded_are_0_beyond_an_edge_and_nothing_else_is(factor: sp.Expr) -> None:
-    side = Side("rows", (factor,), (), LOADS, ())
-    assert vanishes(factor, side, "inner") is (factor in ZERO)
+    order = Order(())
+    tree = order.tree(factor)
+    side = Side("rows", (tree,), (), LOADS, ())
+    assert vanishes(tree, side, "inner") is (factor in ZERO)
     for monoid in (SUM, ABSMAX, MAX):
-        reduce = Reduce(("s",), Kind.ROW, monoid, (factor,), over=Kind.INNER)
+        reduce = order.reduce(Reduce(("s",), Kind.ROW, monoid, (factor,), over=Kind.INNER))
         assert is_neutral(reduce, side, "inner") is (factor in ZERO and monoid is not MAX)
 
 
@@ -198,7 +202,7 @@ def test_what_a_kernel_of_tiles_does_not_find_is_refused_with_the_statement() ->
 def test_a_row_factor_leaves_the_sum_and_inner_is_read_once() -> None:
     asked = problem(formula="(x * rsqrt(mean(x * x) + 1e-6)) @ w + bias")
     cut = contraction(asked)
-    assert (cut.left.slots, [r.monoid.name for r in cut.left.riding]) == ((x,), ["sum"])
+    assert (cut.left.slots, [r.monoid.name for r in cut.left.riding]) == ((Name("x"),), ["sum"])
     copied = schedule_from({**CUT, "copy": "cp_async", "stages": 3, "vector": 4})
     assert refusal(asked, copied, H200) is None
 

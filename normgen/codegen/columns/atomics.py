@@ -5,7 +5,7 @@ from __future__ import annotations
 from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Finish, Gather
 from normgen.codegen.module import Param, Source
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, constant
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant
 from normgen.program.ir import Store
 from normgen.schedule.plan import TICKET_BYTES
 
@@ -35,9 +35,9 @@ class SharedRow(Straight):
         return [constant("kSums", f"{len(self.cells.names)} * kPitch", "cells of a row of sums")]
 
     def prologue(self) -> list[Statement]:
-        zero = Do("column_sums[i] = 0.0f")
+        zero = Set("column_sums[i]", "0.0f")
         return [
-            Let("float* column_sums", f"reinterpret_cast<float*>({self.cells.shared})"),
+            Let("float*", "column_sums", f"reinterpret_cast<float*>({self.cells.shared})"),
             For("for (int i = threadIdx.x; i < kSums; i += kThreads)", (zero,)),
             Do("__syncthreads()"),
         ]
@@ -79,8 +79,8 @@ class Ticket(Finish):
         for index, store in stores:
             total, at = f"{store.tensor}_total", f"{cells.line}{cells.start(index)}"
             found = self._of_group(store, f"sums + {at}") if store.group else f"__ldcg(sums + {at}cell)"
-            every.append(Do(f"{total} += {found}") if store in over_all else Let(f"const float {total}", found))
-            every += [] if store.group else [Do(f"sums[{at}cell] = 0.0f")]
+            every.append(Set(total, found, "+=") if store in over_all else Let("const float", total, found))
+            every += [] if store.group else [Set(f"sums[{at}cell]", "0.0f")]
             every += [] if store in over_all else self._write(store)
         if not batched:
             return every
@@ -101,7 +101,7 @@ class Ticket(Finish):
         cells = self.cells
         columns: list[Statement] = []
         if cells.by_column:
-            finish = [Let("const int column", cells.column_of_cell), *self._finish_cell(cells.by_column)]
+            finish = [Let("const int", "column", cells.column_of_cell), *self._finish_cell(cells.by_column)]
             each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
             columns.append(For(each_cell, tuple(finish)))
         if cells.by_group:
@@ -113,8 +113,8 @@ class Ticket(Finish):
             columns.append(For(each_group, tuple(self._finish_cell(of_size))))
         totals: list[Statement] = []
         for index, store in enumerate(cells.totals):
-            totals.append(Let(f"const float {store.tensor}_total", f"__ldcg(&totals[{index}])"))
-            totals.append(Do(f"totals[{index}] = 0.0f"))
+            totals.append(Let("const float", f"{store.tensor}_total", f"__ldcg(&totals[{index}])"))
+            totals.append(Set(f"totals[{index}]", "0.0f"))
             totals.append(cells.write_total(store, f"{store.tensor}_total"))
         by_one = [If("threadIdx.x == 0", tuple(totals))] if totals else []
         return [
@@ -124,6 +124,6 @@ class Ticket(Finish):
             Do("__threadfence()"),
             If(
                 "takes_last_ticket(ticket, is_last)",
-                (*columns, *by_one, If("threadIdx.x == 0", (Do("*ticket = 0"),), alone=True)),
+                (*columns, *by_one, If("threadIdx.x == 0", (Set("*ticket", "0"),), alone=True)),
             ),
         ]

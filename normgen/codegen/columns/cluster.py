@@ -7,7 +7,7 @@ with 8 (layernorm 4096x4096, 8192x768 and 4096x1024, rmsnorm 4096x4096, all bf16
 from __future__ import annotations
 
 from normgen.codegen.columns.registers import Registers
-from normgen.codegen.statements import Do, Gap, Let, Statement, constant
+from normgen.codegen.statements import Do, Gap, Let, Set, Statement, constant
 
 
 class ClusterRegisters(Registers):
@@ -29,4 +29,4 @@ class ClusterRegisters(Registers):
         ]
 
     def total(self, index: int, name: str) -> list[Statement]:
-        return [*self.added(index, f"{name}_total"), Do(f"group_sums[0][{index}][cell] = {name}_total")]
+        return [*self.added(index, f"{name}_total"), Set(f"group_sums[0][{index}][cell]", f"{name}_total")]

@@ -38,7 +38,7 @@ class LastTile(PartialRows):
             Gap(),
             Comment("The last block to arrive at a tile of columns adds the partial rows there."),
             Do("__shared__ bool is_last"),
-            Let("float* scratch", f"reinterpret_cast<float*>({cells.shared})"),
+            Let("float*", "scratch", f"reinterpret_cast<float*>({cells.shared})"),
             *(self._finish_columns() if cells.stores else []),
             *(self._finish_totals() if cells.totals else []),
         ]
@@ -46,8 +46,8 @@ class LastTile(PartialRows):
     def _finish_columns(self) -> list[Statement]:
         cells = self.cells
         write: list[Statement] = [
-            Let("const int cell", "sum % kPitch"),
-            Let("const int column", cells.column_of_cell),
+            Let("const int", "cell", "sum % kPitch"),
+            Let("const int", "column", cells.column_of_cell),
             If("cell >= kCols", (Do("return"),), alone=True),
         ]
         for index, store in enumerate(cells.stores):

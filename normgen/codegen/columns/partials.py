@@ -6,7 +6,7 @@ from normgen.codegen.chain import chain_setting, declare
 from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
 from normgen.codegen.columns.totals import total_constants
 from normgen.codegen.module import Kernel, Launch, Param, Source
-from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, For, Gap, If, Let, Set, Statement, constant, setting
 from normgen.schedule.knobs import DependentLaunch
 
 FINISH_THREADS, FEW_ROWS_THREADS = 512, 256
@@ -19,13 +19,13 @@ class PartialRows(Finish):
 
     def target(self, walker: str) -> list[Statement]:
         row = f"partials + static_cast<long long>({walker}) * kTensors * kPitch"
-        return [Let("float* partial_row", row)]
+        return [Let("float*", "partial_row", row)]
 
     def hand_on(self, index: int, cell: str, value: str) -> Statement:
-        return Do(f"partial_row[{self.cells.start(index)}{cell}] = {value}")
+        return Set(f"partial_row[{self.cells.start(index)}{cell}]", value)
 
     def target_of_totals(self) -> list[Statement]:
-        return [Let("float* partial_totals", f"{self.totals('gridDim.x')} + blockIdx.x * kTotalPitch")]
+        return [Let("float*", "partial_totals", f"{self.totals('gridDim.x')} + blockIdx.x * kTotalPitch")]
 
     def totals(self, blocks: str) -> str:
         """Where the rows of totals lie, one per block: behind all partial rows."""
@@ -37,7 +37,7 @@ class PartialRows(Finish):
         return f"partials + static_cast<long long>({rows}) * kTensors * kPitch"
 
     def hand_on_total(self, index: str, value: str) -> Statement:
-        return Do(f"partial_totals[{index}] = {value}")
+        return Set(f"partial_totals[{index}]", value)
 
 
 class TwoKernels(PartialRows):
@@ -75,7 +75,7 @@ class TwoKernels(PartialRows):
             *self._second_constants(threads, cells_each, blocks),
             *([] if self._few_rows else [Do("__shared__ float warp_sums[kThreads / 32][kCells]")]),
             Gap(),
-            Let("const int partial_rows", "blocks / kCluster"),
+            Let("const int", "partial_rows", "blocks / kCluster"),
             *(self._own_batch() if cells.sums.by_batch else []),
             *(self._own_cell() if columns else []),
             Gap(),
@@ -123,15 +123,15 @@ class TwoKernels(PartialRows):
     def _own_batch(self) -> list[Statement]:
         """The batch whose sums a block adds; those over all rows are added by the blocks of the first one."""
         return [
-            Let("const int batch", "blockIdx.x / kBatchBlocks"),
-            Let("const int block", "blockIdx.x % kBatchBlocks"),
-            Let("const int batch_rows", "partial_rows / max(batches, 1)", "partial rows of a batch"),
+            Let("const int", "batch", "blockIdx.x / kBatchBlocks"),
+            Let("const int", "block", "blockIdx.x % kBatchBlocks"),
+            Let("const int", "batch_rows", "partial_rows / max(batches, 1)", "partial rows of a batch"),
         ]
 
     def _own_cell(self) -> list[Statement]:
         several = len(self.cells.stores) > 1
-        tensor = [Let("const int tensor", f"{self._block} % kTensors")] if several else []
-        cell = Let("const int cell", f"{self._of_tensor} * kCells + threadIdx.x % kCells")
+        tensor = [Let("const int", "tensor", f"{self._block} % kTensors")] if several else []
+        cell = Let("const int", "cell", f"{self._of_tensor} * kCells + threadIdx.x % kCells")
         return [*tensor, *([cell] if self.cells.by_column else [])]
 
     @property
@@ -153,7 +153,7 @@ class TwoKernels(PartialRows):
             first, rows = f"partials + {cells.of_lines('batch * batch_rows')}", "batch_rows"
             over_all = [f"{tensor} == {i}" for i, store in enumerate(cells.stores) if store not in cells.batched]
             if over_all:
-                found.append(Let("const bool over_all", " || ".join(over_all), "a sum over the rows of all batches"))
+                found.append(Let("const bool", "over_all", " || ".join(over_all), "a sum over the rows of all batches"))
                 found.append(If("over_all && batch > 0", (Do("return"),), alone=True))
                 rows = "over_all ? partial_rows : batch_rows"
         found += self._finish_groups(first, tensor)
@@ -161,18 +161,18 @@ class TwoKernels(PartialRows):
             return found
         if self._few_rows:
             whole = f"total_of_partial_rows<kTensors, kPitch>({first}, {rows}, {tensor}, cell)"
-            return [*found, If("cell < kCols", (Let("const float total", whole), self._column_of_cell, *writes))]
+            return [*found, If("cell < kCols", (Let("const float", "total", whole), self._column_of_cell, *writes))]
         whole = "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x)"
         return [
             *found,
             Do(f"add_partial_rows<{sizes}>({first}, {rows}, {tensor}, cell, warp_sums)"),
             self._column_of_cell,
-            If("threadIdx.x < kCells && cell < kCols", (Let("const float total", whole), *writes)),
+            If("threadIdx.x < kCells && cell < kCols", (Let("const float", "total", whole), *writes)),
         ]
 
     @property
     def _column_of_cell(self) -> Statement:
-        return Let("const int column", f"kSumVector == 1 ? cell : {self.cells.column('kSumVector', 'kSumVectors')}")
+        return Let("const int", "column", f"kSumVector == 1 ? cell : {self.cells.column('kSumVector', 'kSumVectors')}")
 
     def _finish_groups(self, first: str, tensor: str) -> list[Statement]:
         """The blocks of a tensor take turns at its groups, and add the columns of one in all partial rows."""
@@ -184,7 +184,7 @@ class TwoKernels(PartialRows):
             rows = over.pop() if len(over) == 1 else "over_all ? partial_rows : batch_rows"
             added: list[Statement] = [
                 Do(f"add_partial_group<{sizes}>({first}, {rows}, {tensor}, group * {size}, warp_sums)"),
-                Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, 0)"),
+                Let("const float", "total", "total_of_warps<kThreads / 32>(warp_sums, 0)"),
             ]
             for index, store in of_size:
                 who = f"threadIdx.x == 0 && tensor == {index}" if len(of_size) > 1 else "threadIdx.x == 0"
@@ -202,10 +202,10 @@ class TwoKernels(PartialRows):
         cells = self.cells
         block = f"({self._block} - kColumnBlocks)" if cells.stores else "blockIdx.x"
         found: list[Statement] = [
-            Let("const int index", f"{block} * kCells + threadIdx.x % kCells"),
-            Let("const float* partial_totals", self.totals("blocks")),
+            Let("const int", "index", f"{block} * kCells + threadIdx.x % kCells"),
+            Let("const float*", "partial_totals", self.totals("blocks")),
             Do("add_partial_rows<kThreads, kCells, 1, kTotalPitch>(partial_totals, blocks, 0, index, warp_sums)"),
-            Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x % kCells)"),
+            Let("const float", "total", "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x % kCells)"),
             If("threadIdx.x < kCells", tuple(cells.write_totals("index", "total"))),
         ]
         if cells.sums.by_batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Gather
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, constant, loop, setting, when
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, loop, setting, when
 from normgen.codegen.walk import UNROLL, Walk
 
 
@@ -19,12 +19,12 @@ class Registers(Gather):
 
     def prologue(self) -> list[Statement]:
         names = self.cells.names
-        groups = "float (*group_sums)[kTensors][kPitch]"
+        groups = "float (*{})[kTensors][kPitch]"
         return [
             Comment("This thread's sums over its rows, one for each of its columns."),
             *(Do(f"float {name}_sum[kSteps][kVector] = {{}}") for name in names),
             *(Do(f"float {name}_edge_sum = 0.0f") for name in names if self.plan.cut.edged),
-            Let(groups, f"reinterpret_cast<float (*)[kTensors][kPitch]>({self.cells.shared})"),
+            Let(groups, "group_sums", f"reinterpret_cast<float (*)[kTensors][kPitch]>({self.cells.shared})"),
         ]
 
     def add(self, index: int, term: str, site: Site) -> Statement:
@@ -58,11 +58,11 @@ class Registers(Gather):
         row = f"group_sums[{group}]"
         names = list(enumerate(self.cells.names))
         first_rows = "(kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow)" if shares_warp else ""
-        edge = [Do(f"{row}[{index}][edge] = {name}_edge_sum") for index, name in names]
+        edge = [Set(f"{row}[{index}][edge]", f"{name}_edge_sum") for index, name in names]
         walk = Walk(
             comment="Each row group of the block leaves its sums in shared memory.",
             also=first_rows,
-            elem=[Do(f"{row}[{index}][{cell}] = {name}_sum[step][i]") for index, name in names],
+            elem=[Set(f"{row}[{index}][{cell}]", f"{name}_sum[step][i]") for index, name in names],
             edge=when(first_rows, *edge) if self.plan.cut.edged else (),
         )
         rows = self._add_rows_of_warp() if shares_warp else []
@@ -82,7 +82,7 @@ class Registers(Gather):
         return [*self.added(index, total), self.finish.hand_on(index, "cell", total)]
 
     def added(self, index: int, total: str) -> list[Statement]:
-        further = Do(f"{total} += group_sums[group][{index}][cell]")
+        further = Set(total, f"group_sums[group][{index}][cell]", "+=")
         return [
             Do(f"float {total} = group_sums[0][{index}][cell]"),
             loop("group", "kGroups", [further], first="1", unroll=UNROLL),
@@ -92,7 +92,7 @@ class Registers(Gather):
         """The sums of rows that share a warp."""
 
         def added(sums: list[str]) -> Statement:
-            body = tuple(Do(f"{sum_} += __shfl_xor_sync(0xffffffffu, {sum_}, offset)") for sum_ in sums)
+            body = tuple(Set(sum_, f"__shfl_xor_sync(0xffffffffu, {sum_}, offset)", "+=") for sum_ in sums)
             return For("for (int offset = kThreadsPerRow; offset < 32; offset *= 2)", body, UNROLL)
 
         vectors = loop("i", "kVector", [added([f"{name}_sum[step][i]" for name in self.cells.names])], unroll=UNROLL)

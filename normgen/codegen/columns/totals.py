@@ -9,7 +9,7 @@ from __future__ import annotations
 from normgen.codegen.access import EDGE, Site
 from normgen.codegen.columns.sums import Cells, Finish
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import Comment, Do, For, If, Let, Statement, constant
+from normgen.codegen.statements import Comment, Do, For, If, Let, Set, Statement, constant
 from normgen.codegen.walk import UNROLL
 
 
@@ -43,7 +43,7 @@ class Totals:
         """What a row adds, once its values are known; a total that is 0 stays as it starts."""
         printer = Printer(self.access.names)
         terms = [(s.tensor, term) for s, term in self.plan.row_totals if term != 0]
-        added = tuple(Do(f"{name}_sum += {printer.text(term)}") for name, term in terms)
+        added = tuple(Set(f"{name}_sum", printer.text(term), "+=") for name, term in terms)
         who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
         # A row's part is added up by itself first: its chain of additions is short.
         parts = [Do(f"float {name}_part[kRunningSums] = {{}}") for name, _ in self.of_elements]
@@ -52,20 +52,22 @@ class Totals:
     def elements(self, printer: Printer, site: Site) -> list[Statement]:
         """What one element adds."""
         part = "0" if site is EDGE else f"{site.index} % kRunningSums"
-        return [Do(f"{name}_part[{part}] += {printer.text(term)}") for name, term in self.of_elements]
+        return [Set(f"{name}_part[{part}]", printer.text(term), "+=") for name, term in self.of_elements]
 
     def after_last_look(self) -> list[Statement]:
-        added = [Do(f"{name}_sum += sum_in_pairs({name}_part)") for name, _ in self.of_elements]
+        added = [Set(f"{name}_sum", f"sum_in_pairs({name}_part)", "+=") for name, _ in self.of_elements]
         return [If("active", (one,), alone=True) for one in added] if self.plan.rows_beside else [*added]
 
     def epilogue(self) -> list[Statement]:
         """After the row loop: the block's threads, first within each warp, then warp by warp."""
         if not self.names:
             return []
-        lanes = tuple(Do(f"{name}_sum += __shfl_xor_sync(0xffffffffu, {name}_sum, offset)") for name in self.names)
-        left = tuple(Do(f"warp_totals[threadIdx.x / 32][{i}] = {name}_sum") for i, name in enumerate(self.names))
+        lanes = tuple(
+            Set(f"{name}_sum", f"__shfl_xor_sync(0xffffffffu, {name}_sum, offset)", "+=") for name in self.names
+        )
+        left = tuple(Set(f"warp_totals[threadIdx.x / 32][{i}]", f"{name}_sum") for i, name in enumerate(self.names))
         handed = (
-            Let("const float total", "total_of_warps<kThreads / 32>(warp_totals, index)"),
+            Let("const float", "total", "total_of_warps<kThreads / 32>(warp_totals, index)"),
             self.finish.hand_on_total("index", "total"),
         )
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import STARTED, Exchange
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Do, If, Statement, loop
+from normgen.codegen.statements import Do, If, Set, Statement, loop
 
 
 class ClusterWalk(Exchange):
@@ -31,7 +31,7 @@ class ClusterWalk(Exchange):
     def combine(self, state: State, *, is_first: bool) -> list[Statement]:
         variable = state.variable
         slots = f"{variable}_slots, {variable}_full"
-        return [Do(f"{variable} = exchange_cluster<kWarps, kCluster>({variable}, {slots}, trip)")]
+        return [Set(variable, f"exchange_cluster<kWarps, kCluster>({variable}, {slots}, trip)")]
 
     def next_row(self) -> list[Statement]:
         return [Do("++trip")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.module import Param, Source
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Comment, Do, Gap, Let, Statement, constant, setting
+from normgen.codegen.statements import Comment, Do, Gap, Let, Set, Statement, constant, setting
 from normgen.schedule.plan import TICKET_BYTES, Plan
 
 ARRIVALS, STATES = "arrivals", "states"
@@ -54,10 +54,10 @@ class Grid(Exchange):
         sets = f"{STATES} + static_cast<long long>(gridDim.x) * kSummedWords"
         return [
             Comment("The blocks of a group share rows; they are numbered by their parts."),
-            Let("const int part", "blockIdx.x % kParts"),
-            Let("const int group", "blockIdx.x / kParts"),
-            Let("unsigned* counter", f"{ARRIVALS} + group * kCounterWords"),
-            Let("float* sets", f"{sets} + group * 2 * kParts * kStateWords", "two sets of states"),
+            Let("const int", "part", "blockIdx.x % kParts"),
+            Let("const int", "group", "blockIdx.x / kParts"),
+            Let("unsigned*", "counter", f"{ARRIVALS} + group * kCounterWords"),
+            Let("float*", "sets", f"{sets} + group * 2 * kParts * kStateWords", "two sets of states"),
             Do("unsigned exchanges = 0"),
         ]
 
@@ -65,7 +65,7 @@ class Grid(Exchange):
         variable = state.variable
         place = f"reinterpret_cast<{state.type}*>(sets + exchanges % 2 * kParts * kStateWords)"
         call = f"exchange_grid<kWarps, kParts>({variable}, {variable}_slots, {place}, counter, part, exchanges)"
-        return [Do(f"{variable} = {call}"), Do("++exchanges")]
+        return [Set(variable, call), Do("++exchanges")]
 
     def leave(self) -> list[Statement]:
         return [Gap(), Do("leave_grid<kParts>(counter, part, exchanges)")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Do, Let, Setting, Statement, constant, type_setting
+from normgen.codegen.statements import Do, Let, Set, Setting, Statement, constant, type_setting
 from normgen.schedule.plan import Exchange as Way
 from normgen.schedule.plan import Plan
 
@@ -62,7 +62,7 @@ class Team(Exchange):
     def combine(self, state: State, *, is_first: bool) -> list[Statement]:
         slots = f"{state.variable}_slots{'[parity]' if self.plan.double_slots else ''}"
         meet = [Do("Team::meet()")] if is_first and not self.plan.loops_rows else []
-        return [*meet, Do(f"{state.variable} = Team::reduce({state.variable}, {slots})")]
+        return [*meet, Set(state.variable, f"Team::reduce({state.variable}, {slots})")]
 
     def by_any(self, condition: str) -> str:
         return f"kThreadsPerRow < 32 ? __any_sync(0xffffffffu, {condition}) : {condition}"

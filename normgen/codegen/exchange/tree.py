@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Do, Statement
+from normgen.codegen.statements import Set, Statement
 from normgen.schedule.plan import WARP, Plan
 
 
@@ -21,4 +21,4 @@ class Tree(Exchange):
 
     def combine(self, state: State, *, is_first: bool) -> list[Statement]:
         slots = f"{state.variable}_slots{'[slot]' if self.plan.idle_rows else ''}"
-        return [Do(f"{state.variable} = reduce_tree<kThreadsPerRow>({state.variable}, {slots})")]
+        return [Set(state.variable, f"reduce_tree<kThreadsPerRow>({state.variable}, {slots})")]

@@ -20,6 +20,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Statement,
     constant,
     loop,
@@ -104,12 +105,12 @@ class LaneKernel:
             if isinstance(statement, Map):
                 text = Printer(names).text(statement.expr)
             elif statement.name in self.plan.seeds:
-                found.append(Let(f"const Vec<{self.access.ctype(statement.name)}, 1> {names[statement.name]}",
+                found.append(Let(f"const Vec<{self.access.ctype(statement.name)}, 1>", names[statement.name],
                                  f"read<1>({statement.name})"))  # fmt: skip
                 continue
             else:
                 text = self.access.read_row_value(statement.name, "0")
-            found.append(Let(f"const float {names[statement.name]}", text))
+            found.append(Let("const float", names[statement.name], text))
         return found
 
     def row_values(self, stage: int) -> list[Statement]:
@@ -124,7 +125,7 @@ class LaneKernel:
                 continue
             text = printer.text(statement.expr) if isinstance(statement, Map) else self.access.read_of_row(statement)
             arrays.append(Do(f"float {self.access.array(statement.name)}[kVector]"))
-            each.append(Do(f"{names[statement.name]} = {text}"))
+            each.append(Set(names[statement.name], text))
         return [*arrays, each_element(each)] if each else []
 
     def row_stores(self) -> list[Statement]:
@@ -149,7 +150,7 @@ class LaneKernel:
         found: list[Statement] = []
         if plan.together > 1:
             other = f"{state.type}::shuffle_xor({variable}, offset, 0xffffffffu)"
-            added = Do(f"{variable} = {state.type}::combine({variable}, {other})")
+            added = Set(variable, f"{state.type}::combine({variable}, {other})")
             found.append(Comment("Lanes of a warp that share rows combine."))
             found.append(For("for (int offset = kSlots; offset < 32; offset *= 2)", (each_element([added]),), UNROLL))
         if plan.groups == 1:
@@ -158,19 +159,19 @@ class LaneKernel:
         area = f"states + {number} * {plan.area}" if number else "states"
         place = "{} * kGroups * kRows + {} * kRows + slot * kVector + i"
         left = [
-            Do(f"look{look + 1}_states[{place.format(number, 'group')}] = {variable}.{name}")
+            Set(f"look{look + 1}_states[{place.format(number, 'group')}]", f"{variable}.{name}")
             for number, name in enumerate(state.components)
         ]
         read = ", ".join(
             f"look{look + 1}_states[{place.format(number, '{}')}]" for number, _ in enumerate(state.components)
         )
-        first = Do(f"{variable} = {{{read.format(*['0'] * len(state.components))}}}")
+        first = Set(variable, f"{{{read.format(*['0'] * len(state.components))}}}")
         others = read.format(*["other"] * len(state.components))
-        further = Do(f"{variable} = {state.type}::combine({variable}, {{{others}}})")
+        further = Set(variable, f"{state.type}::combine({variable}, {{{others}}})")
         leaves = [each_element(left)]
         return [
             *found,
-            Let(f"float* const look{look + 1}_states", area),
+            Let("float* const", f"look{look + 1}_states", area),
             *([If("threadIdx.x % 32 < kSlots", tuple(leaves))] if plan.together > 1 else leaves),
             Do(SYNC, "all parts have left their states"),
             each_element([first]),
@@ -185,7 +186,7 @@ class LaneKernel:
                 Gap(),
                 *(lowest if "-3.402823466e+38f" in state.identity else []),
                 Do(f"{state.type} {state.variable.removesuffix('[i]')}[kVector]"),
-                each_element([Do(f"{state.variable} = {{{', '.join(state.identity)}}}")]),
+                each_element([Set(state.variable, f"{{{', '.join(state.identity)}}}")]),
                 *self.guarded(look, [*self.looks.look_at(look), *self.combine(look, state)]),
                 *self.row_values(look + 1),
             ]
@@ -201,7 +202,7 @@ class LaneKernel:
         for reduce in group:
             if guard := reduce.guard:
                 values = zip(reduce.names, guard.instead, strict=True)
-                known = [Do(f"{names[name]} = {printer.text(value)}") for name, value in values]
+                known = [Set(names[name], printer.text(value)) for name, value in values]
                 spared.setdefault(f"{printer.text(guard.margin)} >= 0.0f", []).extend(known)
         instead = [each_element([If(condition, tuple(known)) for condition, known in spared.items()])] if spared else []
         if not is_spared(group):
@@ -210,7 +211,7 @@ class LaneKernel:
         needed = f"look{look + 1}_needed"
         return [
             Do(f"bool {needed} = false"),
-            each_element([Do(f"{needed} = {needed} || {some}")]),
+            each_element([Set(needed, f"{needed} || {some}")]),
             If(f"__any_sync(0xffffffffu, {needed})", tuple(reduction)),
             *instead,
         ]
@@ -232,7 +233,7 @@ class LaneKernel:
             setting("kUnroll", plan.unroll, "steps that a loop does in a trip"),
             constant("kSteps", "(kCols + kParts - 1) / kParts", "columns of the first part"),
             constant("kWholeSteps", "kCols / kParts", "columns that each part has"),
-            Let("constexpr bool kEven", "kSteps == kWholeSteps", "all parts have as many"),
+            Let("constexpr bool", "kEven", "kSteps == kWholeSteps", "all parts have as many"),
             type_setting("Load", policy(s.load)),
             type_setting("Store", policy(s.store)),
             chain_setting(s),
@@ -244,13 +245,13 @@ class LaneKernel:
         bytes_held, bytes_sums = held_bytes(self.problem, self.plan.schedule), sums_bytes(self.problem)
         start = "dynamic_shared() + {}".format
         return [
-            Let("const int slot", "threadIdx.x % kSlots"),
-            Let("const int part", "threadIdx.x / kSlots"),
-            Let("const int group", f"part / {self.plan.together}" if self.plan.together > 1 else "part"),
-            Let("const long long own", "static_cast<long long>(part) * lanes", "a part's first column"),
-            Let("const long long stride", "static_cast<long long>(kParts) * lanes", "from one step to the next"),
+            Let("const int", "slot", "threadIdx.x % kSlots"),
+            Let("const int", "part", "threadIdx.x / kSlots"),
+            Let("const int", "group", f"part / {self.plan.together}" if self.plan.together > 1 else "part"),
+            Let("const long long", "own", "static_cast<long long>(part) * lanes", "a part's first column"),
+            Let("const long long", "stride", "static_cast<long long>(kParts) * lanes", "from one step to the next"),
             *self.looks.slots(),
-            Let("float* const states", f"reinterpret_cast<float*>({start(bytes_held + bytes_sums)})"),
+            Let("float* const", "states", f"reinterpret_cast<float*>({start(bytes_held + bytes_sums)})"),
             *self.sums.prologue(start(bytes_held)),
         ]
 
@@ -260,13 +261,15 @@ class LaneKernel:
         for tensor in self.problem.pitched_tensors:
             const = "const " if tensor.is_const else ""
             at = f"{tensor.name} + static_cast<long long>(outer) * {tensor.name}_pitch + lane"
-            pointers.append(Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", at))
+            pointers.append(Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", at))
         return [
-            Let("const long long own_row", "first_row + slot * kVector"),
-            Let("const bool active", "own_row < rows", "idle threads recompute the block's first rows, store nothing"),
-            Let("const int row", "static_cast<int>(active ? own_row : first_row)"),
-            Let("const int outer", "row / lanes"),
-            Let("const int lane", "row % lanes"),
+            Let("const long long", "own_row", "first_row + slot * kVector"),
+            Let(
+                "const bool", "active", "own_row < rows", "idle threads recompute the block's first rows, store nothing"
+            ),
+            Let("const int", "row", "static_cast<int>(active ? own_row : first_row)"),
+            Let("const int", "outer", "row / lanes"),
+            Let("const int", "lane", "row % lanes"),
             *pointers,
         ]
 
@@ -301,7 +304,7 @@ class LaneKernel:
         work: Sequence[Statement] = (
             [For(f"for (long long first_row = {first}; first_row < rows; first_row += {step})", tuple(self.work()))]
             if plan.loops_rows
-            else [Let("const long long first_row", first), *self.work()]
+            else [Let("const long long", "first_row", first), *self.work()]
         )
         body = [
             *self.constants(),

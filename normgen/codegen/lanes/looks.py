@@ -12,7 +12,7 @@ from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.lanes.sums import LaneSums
 from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, function, loop
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, function, loop
 from normgen.codegen.walk import UNROLL, each_element
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store
@@ -32,7 +32,7 @@ class LaneLooks:
         start = "dynamic_shared()"
         for load in self.plan.held if self.plan.in_shared else ():
             ctype = self.access.ctype(load.name)
-            found.append(Let(f"{ctype}* const {load.name}_slots", f"reinterpret_cast<{ctype}*>({start})"))
+            found.append(Let(f"{ctype}* const", f"{load.name}_slots", f"reinterpret_cast<{ctype}*>({start})"))
             start = f"{load.name}_slots + kSteps * kThreads * kVector"
         return found
 
@@ -49,13 +49,13 @@ class LaneLooks:
         for load in plan.held:
             if plan.in_registers:
                 arrays.append(Do(f"{access.vec(load.name)} {load.name}_held[kSteps]"))
-                reads.append(Do(f"{load.name}_held[step] = {access.read_vector(load.name)}"))
+                reads.append(Set(f"{load.name}_held[step]", access.read_vector(load.name)))
             else:
                 reads.append(Do(f"write({self.slot(load.name)}, {access.read_vector(load.name)})"))
         return [Gap(), *arrays, *self._steps("fetch", reads)]
 
     def _at(self) -> Let:
-        return Let("const long long at", "own + step * stride")
+        return Let("const long long", "at", "own + step * stride")
 
     def _chunks(self, look: int) -> list[Statement]:
         """Look `look` at kChunk columns at a time, where a reduction is relative to a reference: it moves once for all.
@@ -67,18 +67,18 @@ class LaneLooks:
         printer = Printer(names)
         steps = steps_of(access.states[look], plan.looks[look], names, "i", by_vector=True)
         head: list[Statement] = []
-        each: list[Statement] = [Let(f"const int {names[COL.name]}", "part + (first + e) * kParts")]
+        each: list[Statement] = [Let("const int", names[COL.name], "part + (first + e) * kParts")]
         for source in (s for s in plan.look_sources[look] if isinstance(s, Load)):
             if source.kind.is_col:
-                each.append(Let(f"const float {names[source.name]}", access.read_column(source.name)))
+                each.append(Let("const float", names[source.name], access.read_column(source.name)))
                 continue
             head.append(Do(f"{access.vec(source.name)} {source.name}_chunk[kChunk]"))
             read = self._vector(source, is_last=False)
-            step, at = Let("const int step", "first + e"), self._at()
-            head.append(loop("e", "kChunk", [step, at, *read, Do(f"{source.name}_chunk[e] = {source.name}_vec")],
+            step, at = Let("const int", "step", "first + e"), self._at()
+            head.append(loop("e", "kChunk", [step, at, *read, Set(f"{source.name}_chunk[e]", f"{source.name}_vec")],
                              unroll=UNROLL))  # fmt: skip
-            each.append(Let(f"const float {names[source.name]}", f"element({source.name}_chunk[e], i)"))
-        each += [Let(f"const float {names[m.name]}", printer.text(m.expr)) for m in loop_.maps]
+            each.append(Let("const float", names[source.name], f"element({source.name}_chunk[e], i)"))
+        each += [Let("const float", names[m.name], printer.text(m.expr)) for m in loop_.maps]
         body = [
             *steps.before,
             loop("e", "kChunk", [*each, *steps.peek], unroll=UNROLL),
@@ -119,19 +119,19 @@ class LaneLooks:
         is_last = look == len(plan.looks)
         loop_ = plan.elementwise(plan.look_roots(look))
         names, printer = access.names, Printer(access.names)
-        head: list[Statement] = [Let(f"const int {names[COL.name]}", "part + step * kParts"), self._at()]
+        head: list[Statement] = [Let("const int", names[COL.name], "part + step * kParts"), self._at()]
         each: list[Statement] = []
         for source in plan.look_sources[look]:
             if isinstance(source, Random):
                 call = f"random_numbers<1>({names[source.seed]}, {names[ROW.name]}, {names[COL.name]}, {source.draw})"
-                each.append(Let(f"const float {names[source.name]}", f"element({call}, 0)"))
+                each.append(Let("const float", names[source.name], f"element({call}, 0)"))
             elif source.kind.is_col:
-                head.append(Let(f"const float {names[source.name]}", access.read_column(source.name)))
+                head.append(Let("const float", names[source.name], access.read_column(source.name)))
             else:
                 head += self._vector(source, is_last=is_last)
-                each.append(Let(f"const float {names[source.name]}", f"element({source.name}_vec, i)"))
+                each.append(Let("const float", names[source.name], f"element({source.name}_vec, i)"))
         for one in loop_.maps:
-            let = Let(f"const float {names[one.name]}", printer.text(one.expr))
+            let = Let("const float", names[one.name], printer.text(one.expr))
             (head if one.kind.is_col else each).append(let)
         stores = plan.late_stores if is_last else plan.early_stores if look == 0 else ()
         arrays, values, writes = self._stores(stores, printer, {m.name: m for m in loop_.maps})
@@ -160,7 +160,7 @@ class LaneLooks:
             read = f"{load.name}_held[step]"
         elif held:
             read = f"read<kVector>({self.slot(load.name)})"
-        return [Let(f"const {self.access.vec(load.name)} {load.name}_vec", read)]
+        return [Let(f"const {self.access.vec(load.name)}", f"{load.name}_vec", read)]
 
     def _stores(
         self, stores: Iterable[Store], printer: Printer, maps: dict[str, Map]
@@ -175,11 +175,11 @@ class LaneLooks:
             arrays.append(Do(f"float {to}_values[kVector]"))
             if store.accumulate:
                 before = f"{to}_before"
-                arrays.append(Let(f"const {access.vec(to)} {before}", access.read_vector(to, hinted=False)))
+                arrays.append(Let(f"const {access.vec(to)}", before, access.read_vector(to, hinted=False)))
                 source = maps.get(store.value)  # its terms, added one by one, would each round at the size of the sum
                 added = printer.operand(source.expr, PRODUCT) if source else text
                 text = f"element({before}, i) + {added}"
-            values.append(Do(f"{to}_values[i] = {text}"))
+            values.append(Set(f"{to}_values[i]", text))
             write = Do(access.write_vector(to))
             writes += [
                 Do(f"{access.vec(to)} {to}_vec"),

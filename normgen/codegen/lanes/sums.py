@@ -10,7 +10,7 @@ from normgen.codegen.columns.sums import PITCH, Cells, SecondKernel
 from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.module import Param
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, setting
 from normgen.codegen.walk import UNROLL
 from normgen.schedule.plan import Sums
 
@@ -60,24 +60,26 @@ class LaneSums:
         """Before the row loop: zeros in the cells of the warp's own columns, which no other warp adds to."""
         if self.sums is None:
             return []
-        zero = [Do(f"column_sums[{self.cells.start(i)}col] = 0.0f") for i, _ in enumerate(self.cells.names)]
+        zero = [Set(f"column_sums[{self.cells.start(i)}col]", "0.0f") for i, _ in enumerate(self.cells.names)]
         own = For("for (int col = part + slot * kParts; col < kCols; col += kParts * kSlots)", tuple(zero))
-        return [Let("float* const column_sums", f"reinterpret_cast<float*>({start})"), own, Do("__syncwarp()")]
+        return [Let("float* const", "column_sums", f"reinterpret_cast<float*>({start})"), own, Do("__syncwarp()")]
 
     def head(self) -> list[Statement]:
         return [Do(f"float {name}_part = 0.0f") for _, name, _ in self.terms] if self.sums else []
 
     def elements(self, printer: Printer) -> list[Statement]:
         """What an element adds: not of a row that is there for others alone."""
-        return [Do(f"{name}_part += {printer.text(term)}") for _, name, term in self.terms] if self.sums else []
+        return [Set(f"{name}_part", printer.text(term), "+=") for _, name, term in self.terms] if self.sums else []
 
     def tail(self) -> list[Statement]:
         """Behind a vector: the warp's rows become one number."""
         if not (self.sums and self.terms):
             return []
-        idle = [Do(f"{name}_part = 0.0f") for _, name, _ in self.terms]
-        lanes = [Do(f"{name}_part += __shfl_xor_sync(0xffffffffu, {name}_part, offset)") for _, name, _ in self.terms]
-        added = [Do(f"column_sums[{self.cells.start(i)}col] += {name}_part") for i, name, _ in self.terms]
+        idle = [Set(f"{name}_part", "0.0f") for _, name, _ in self.terms]
+        lanes = [
+            Set(f"{name}_part", f"__shfl_xor_sync(0xffffffffu, {name}_part, offset)", "+=") for _, name, _ in self.terms
+        ]
+        added = [Set(f"column_sums[{self.cells.start(i)}col]", f"{name}_part", "+=") for i, name, _ in self.terms]
         return [
             If("!active", tuple(idle)),
             For("for (int offset = 16; offset > 0; offset /= 2)", tuple(lanes), UNROLL),

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Ahead
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
 // elements, whole units of 16 bytes: in one instruction (sm_90), or each thread for a line.

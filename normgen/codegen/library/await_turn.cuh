@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // await_turn
 
 // Waits until the counter's top bit is no longer `before`. What its writers did before is seen behind fence_device().
 __device__ __forceinline__ void await_turn(const unsigned* counter, unsigned before) {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Beside
 
 #include "reduce_lanes.cuh"
 #include "rows_meet.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // bfloat16, float_to_bfloat16, floats_to_bfloat162
 
 struct bfloat16 {
   unsigned short bits;

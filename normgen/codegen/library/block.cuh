@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Block
 
 #include "reduce_lanes.cuh"
 #include "share_of_slots.cuh"

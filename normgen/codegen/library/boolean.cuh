@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // boolean, element, pack
 
 #include "vec.cuh"
 

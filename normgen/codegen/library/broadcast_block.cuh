@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // BroadcastBlock
 
 #include "combine_in_pairs.cuh"
 #include "threads.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // BroadcastCluster
 
 #include "cluster_team.cuh"
 #include "combine_in_pairs.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // mbarrier_fence, bulk_load
 
 #include "mbarrier.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // bulk_load_by
 
 #include "bulk_load.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cell_of
 
 // The cell of a column in a row of sums: the columns of a vector lie kVectors cells apart, those behind the last whole
 // vector, and all of vectors of one column, in their own cells.

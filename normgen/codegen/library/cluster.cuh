@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cluster_rank, cluster_arrive, cluster_arrive_relaxed, cluster_wait, cluster_address
 
 // This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cluster_load
 
 #include "cluster.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // add_over_cluster
 
 #include "cluster_load.cuh"
 

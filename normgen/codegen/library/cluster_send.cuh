@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cluster_send, mbarrier_cluster_fence
 
 #include "cluster.cuh"
 #include "mbarrier.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cluster_store
 
 #include "cluster.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // ClusterTeam
 
 #include "cluster_store.cuh"
 #include "reduce_lanes.cuh"

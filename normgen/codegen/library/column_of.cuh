@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // column_of
 
 // The column that a row names by its number; -1 where the number is none, as -100 or 2.5.
 __device__ __forceinline__ int column_of(float index) {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // alignas, combine_in_pairs
 
 // Shared memory for the states of kStates warps, read four floats at once.
 template <int kStates, typename State>

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // copy_async
 
 #include "cp_async.cuh"
 #include "vec.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // copy_async_if
 
 #include "cp_async_if.cuh"
 #include "vec.cuh"

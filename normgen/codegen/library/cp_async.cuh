@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cp_async, cp_async_commit, cp_async_wait
 
 // Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
 template <int kBytes>

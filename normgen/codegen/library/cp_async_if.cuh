@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // cp_async_if
 
 // As cp_async; where it is not inside, nothing is read, and zeros arrive.
 template <int kBytes>

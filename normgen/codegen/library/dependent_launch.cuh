@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // dependency_wait, dependency_trigger
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {

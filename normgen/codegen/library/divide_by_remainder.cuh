@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // divide_by_remainder
 
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or

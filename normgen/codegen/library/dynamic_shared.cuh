@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // dynamic_shared
 
 // Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Early
 
 #include "dependent_launch.cuh"
 #include "in_order.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // EarlyAtEnd
 
 #include "dependent_launch.cuh"
 #include "early.cuh"

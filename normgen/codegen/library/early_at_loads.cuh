@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // EarlyAtLoads
 
 #include "dependent_launch.cuh"
 #include "early.cuh"

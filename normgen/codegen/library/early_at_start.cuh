@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // EarlyAtStart
 
 #include "dependent_launch.cuh"
 #include "early.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // EarlyPartner
 
 #include "dependent_launch.cuh"
 #include "in_order.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // EvictFirst
 
 #include "load_by_policy.cuh"
 

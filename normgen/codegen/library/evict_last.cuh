@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // EvictLast
 
 #include "load_by_policy.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // exchange_cluster
 
 #include "cluster_send.cuh"
 #include "reduce_lanes.cuh"

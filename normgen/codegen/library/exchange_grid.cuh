@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // arrival, exchange_grid, leave_grid
 
 #include "await_turn.cuh"
 #include "fence_device.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // exp_approximate
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
 __device__ __forceinline__ float exp_approximate(float x) {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // maximum, minimum
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
 __device__ __forceinline__ float maximum(float a, float b) {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // total_of_partial_rows
 
 #include "sum_in_pairs.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // filled
 
 #include "vec.cuh"
 

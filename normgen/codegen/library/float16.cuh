@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // element, pack
 
 #include "float16_bits.cuh"
 #include "vec.cuh"

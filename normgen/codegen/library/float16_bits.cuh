@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // float16, half_to_float, float_to_half, floats_to_half2
 
 struct float16 {
   unsigned short bits;

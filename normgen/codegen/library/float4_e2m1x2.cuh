@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // float4_e2m1x2, float_to_e2m1, element, e2m1_to_float, pack
 
 #include "vec.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // float8_e4m3, float8_e5m2, floats_to_e4m3x2, floats_to_e5m2x2, e4m3_to_float, e5m2_to_float
 
 struct float8_e4m3 {
   unsigned char bits;

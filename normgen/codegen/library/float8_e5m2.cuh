@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // element, pack
 
 #include "float8_bits.cuh"
 #include "vec.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // float8_e8m0, e8m0_to_float, float_to_e8m0, element, pack
 
 #include "vec.cuh"
 

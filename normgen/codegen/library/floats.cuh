@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // read_pieces, write_floats
 
 #include "vec.cuh"
 

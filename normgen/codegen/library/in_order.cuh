@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // InOrder, Input
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read

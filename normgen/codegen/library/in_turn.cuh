@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // InTurn
 
 // Parameters are read in their turn.
 struct InTurn {

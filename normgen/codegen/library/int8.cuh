@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // int8, element, pack
 
 #include "vec.cuh"
 #include "whole_numbers.cuh"

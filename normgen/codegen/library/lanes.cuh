@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Lanes
 
 #include "reduce_lanes.cuh"
 #include "threads.cuh"

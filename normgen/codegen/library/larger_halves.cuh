@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // larger_halves
 
 // Of two pairs of 16-bit numbers without a sign the larger ones.
 __device__ __forceinline__ unsigned larger_halves(unsigned a, unsigned b) {

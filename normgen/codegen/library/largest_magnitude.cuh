@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // largest_magnitude
 
 #include "extremum.cuh"
 #include "larger_halves.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // largest_of_warp
 
 // The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
 __device__ __forceinline__ float largest_of_warp(float value) {

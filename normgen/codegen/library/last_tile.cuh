@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // finish_last_tiles
 
 #include "ticket.cuh"
 #include "total_of_warps.cuh"

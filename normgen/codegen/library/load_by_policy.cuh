@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // load_by_policy
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
 template <int kBytes>

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // mbarrier_init, mbarrier_expect_bytes, mbarrier_wait
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"

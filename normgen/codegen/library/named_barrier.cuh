@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // named_barrier
 
 // Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {

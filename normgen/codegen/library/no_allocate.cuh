@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // NoAllocate
 
 // Leaves no line in L1.
 struct NoAllocate {

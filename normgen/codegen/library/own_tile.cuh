@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // OwnTile
 
 // As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
 // groups are not included: they would take more than half of the time that a header compiles.

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // add_partial_group
 
 #include "cell_of.cuh"
 #include "sum_in_pairs.cuh"

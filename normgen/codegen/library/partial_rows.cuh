@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // add_partial_rows
 
 #include "sum_in_pairs.cuh"
 #include "total_of_warps.cuh"

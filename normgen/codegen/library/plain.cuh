@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Plain
 
 #include "default.cuh"
 #include "in_order.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // power
 
 // x to a whole power, by repeated squaring.
 template <int kExponent>

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // quotient
 
 // n / d of a number n that is not negative, by 2^64 / d rounded up (0: by 1): two multiplications. A division of whole
 // numbers takes some twenty instructions one behind the other, a reciprocal and two conversions among them.

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // philox, random_numbers
 
 #include "int64.cuh"
 

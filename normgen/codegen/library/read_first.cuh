@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // read_first
 
 #include "settled.cuh"
 #include "vec.cuh"

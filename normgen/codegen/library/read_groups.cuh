@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // read_groups
 
 #include "vec.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // joined, read_rolled
 
 #include "rolled_column.cuh"
 #include "vec.cuh"

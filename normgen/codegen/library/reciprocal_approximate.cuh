@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // reciprocal_approximate
 
 // 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
 // an infinity where x is.

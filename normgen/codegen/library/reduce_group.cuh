@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Sum, Maximum, Minimum, reduce_group
 
 #include "extremum.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // WholeWarp, reduce_lanes
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // reduce_tree
 
 // Halving tree in shared memory, one slot a thread.
 template <int kThreads, typename State>

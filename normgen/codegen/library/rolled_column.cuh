@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // rolled_column
 
 // The column `by` columns to the right of `column`, around the end of a row of `cols`. `by` may be negative.
 __device__ __forceinline__ int rolled_column(int column, int by, int cols) {

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // rolled_held
 
 #include "read_rolled.cuh"
 

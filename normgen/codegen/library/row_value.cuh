@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // row_value, write_row_value
 
 #include "vec.cuh"
 

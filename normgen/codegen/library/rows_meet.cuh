@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // rows_meet
 
 #include "named_barrier.cuh"
 

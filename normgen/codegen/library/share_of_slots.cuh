@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // lanes_for, share_of_slots
 
 // The largest power of two up to n, and up to a warp: how many lanes combine n states.
 __host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // stay_packed
 
 #include "opaque.cuh"
 #include "vec.cuh"

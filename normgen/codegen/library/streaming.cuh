@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Streaming
 
 #include "words.cuh"
 

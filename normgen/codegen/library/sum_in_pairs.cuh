@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // sum_in_pairs
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>

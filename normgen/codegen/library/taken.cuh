@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // taken
 
 #include "column_of.cuh"
 #include "row_value.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // taken_apart
 
 #include "column_of.cuh"
 #include "row_value.cuh"

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Threads
 
 // A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
 template <int kThreadsPerRow, int kRowsPerBlock>

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // takes_last_ticket
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.

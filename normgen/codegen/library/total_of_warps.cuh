@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // total_of_warps
 
 #include "sum_in_pairs.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // uint8, element, pack
 
 #include "vec.cuh"
 #include "whole_numbers.cuh"

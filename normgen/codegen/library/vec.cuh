@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // Vec, read, write, element, pack
 
 #include "default.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // floats_to_int8x2, floats_to_uint8x2, float_to_int32, float_to_int64
 
 // The nearest whole number, the even one of two; what is too large becomes the largest one, NaN becomes 0.
 // Of two values, in the two low bytes; those of `next` are moved above them. One instruction (F2IP) does it all.

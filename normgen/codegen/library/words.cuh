@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // WordOf, Word, split, join
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // write_element
 
 #include "vec.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // write_packed
 
 #include "row_value.cuh"
 

@@ -1,4 +1,4 @@
-#pragma once
+#pragma once  // place_in_tile, write_swizzled
 
 #include "row_value.cuh"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
 import jinja2
@@ -23,5 +22,8 @@ def environment() -> jinja2.Environment:
 
 def tidy(text: str) -> str:
     """No trailing spaces, no more than one blank line in a row, one end of line at the end."""
-    lines = [line.rstrip() for line in text.split("\n")]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
+    lines: list[str] = []
+    for line in map(str.rstrip, text.strip("\n").split("\n")):
+        if line or lines[-1]:
+            lines.append(line)
+    return "\n".join(lines).rstrip("\n") + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import Do, For, If, Let, Statement, loop, when
+from normgen.codegen.statements import Do, For, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
@@ -44,10 +44,10 @@ class Epilogue:
         lines = [s for s in epilogue if self.n not in self._axes_of(s) and self._axes_of(s)]
         elements = [s for s in epilogue if self.n in self._axes_of(s)]
         inside_m, inside_n = (self.access.inside({axis: index}) for axis, index in self.at.items())
-        vectors = (Let("const int n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
+        vectors = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
         over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
         start, end = (self.reduced.start_row(), self.reduced.end_row()) if self.reduced else ([], [])
-        body = (Let("const int m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
+        body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
         before = self.reduced.start() if self.reduced else []
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
         return [*self._scalars([*epilogue, *finish]), *before, loop("i", "kThreadM", body, unroll=UNROLL)]
@@ -61,7 +61,7 @@ class Epilogue:
     def _scalars(self, steps: Iterable[Load | Map | Store | Reduce]) -> list[Statement]:
         """Values of no axis: known before all others."""
         return [
-            Let(f"const float {s.name}_value", Printer(self.names).text(s.expr))
+            Let("const float", f"{s.name}_value", Printer(self.names).text(s.expr))
             for s in dict.fromkeys(steps)
             if isinstance(s, Map) and not self.axes[s.name]
         ]
@@ -80,7 +80,7 @@ class Epilogue:
                 if isinstance(step, Load)
                 else Printer(self.names).text(step.expr)
             )
-            found.append(Let(f"const float {step.name}_m", value))
+            found.append(Let("const float", f"{step.name}_m", value))
         return found
 
     def _vector(self, steps: Iterable[Load | Map | Store | Reduce]) -> list[Statement]:
@@ -92,16 +92,16 @@ class Epilogue:
             match step:
                 case Load(name=name):
                     vec = self.access.vec(step.tensor, WIDTH)
-                    before.append(Let(f"const {vec} {name}_vec", self.access.read(step.tensor, self.at, WIDTH)))
-                    elements.append(Let(f"const float {name}_e", f"element({name}_vec, e)"))
+                    before.append(Let(f"const {vec}", f"{name}_vec", self.access.read(step.tensor, self.at, WIDTH)))
+                    elements.append(Let("const float", f"{name}_e", f"element({name}_vec, e)"))
                 case Map(name=name, expr=expr):
-                    elements.append(Let(f"const float {name}_e", Printer(self.names).text(expr)))
+                    elements.append(Let("const float", f"{name}_e", Printer(self.names).text(expr)))
                 case Reduce():
                     assert self.reduced is not None
                     elements += self.reduced.add(step, self.names)
                 case Store(tensor=tensor, value=value):
                     before.append(Do(f"float {tensor}_values[{WIDTH}]"))
-                    elements.append(Do(f"{tensor}_values[e] = {self.names[value]}"))
+                    elements.append(Set(f"{tensor}_values[e]", self.names[value]))
                     after += self._write(step)
         return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
 
@@ -109,8 +109,10 @@ class Epilogue:
         tensor = store.tensor
         added: tuple[Statement, ...] = ()
         if store.accumulate:
-            old = Let(f"const {self.access.vec(tensor, WIDTH)} {tensor}_old", self.access.read(tensor, self.at, WIDTH))
-            add = Do(f"{tensor}_values[e] += element({tensor}_old, e)")
+            old = Let(
+                f"const {self.access.vec(tensor, WIDTH)}", f"{tensor}_old", self.access.read(tensor, self.at, WIDTH)
+            )
+            add = Set(f"{tensor}_values[e]", f"element({tensor}_old, e)", "+=")
             added = (old, loop("e", WIDTH, [add], unroll=UNROLL))
         write = (
             *added,

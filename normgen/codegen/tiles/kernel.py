@@ -16,6 +16,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Statement,
     constant,
     function,
@@ -33,7 +34,7 @@ from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
 
 SYNC = "__syncthreads()"
-NEXT_STAGE = Do("stage = stage + 1 < kStages ? stage + 1 : 0")
+NEXT_STAGE = Set("stage", "stage + 1 < kStages ? stage + 1 : 0")
 
 
 class TileKernel:
@@ -112,7 +113,7 @@ class TileKernel:
         found += [constant("kPad", str(PAD), why), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
             x = self.access.letter(axis)
-            found.append(Let(f"constexpr bool kWhole{x}", f"{self.access.size(axis)} % kTile{x} == 0"))
+            found.append(Let("constexpr bool", f"kWhole{x}", f"{self.access.size(axis)} % kTile{x} == 0"))
         found += [type_setting("Load", policy(s.load)), type_setting("Store", policy(s.store))]
         return [*found, chain_setting(s)]
 
@@ -120,35 +121,35 @@ class TileKernel:
         """Which tile a block owns, and which part of it a thread."""
         n = self.access.size(self.plan.cut.n)
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
-        start = [Let("const int m0", "blockIdx.x / blocks_n * kTileM")]
+        start = [Let("const int", "m0", "blockIdx.x / blocks_n * kTileM")]
         if self.plan.in_batches:
             m = self.plan.cut.m
             length = "rows_per_batch" if m == "rows" else self.access.size(m)
             first = "rows_begin + " if m == "rows" else ""
             start = [
-                Let("const int blocks_m", f"({length} + kTileM - 1) / kTileM"),
-                Let("const int batch", "blockIdx.x / blocks_n / blocks_m"),
-                Let("const int rows_begin", "batch * rows_per_batch"),
-                Let("const int rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
-                Let("const int m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
+                Let("const int", "blocks_m", f"({length} + kTileM - 1) / kTileM"),
+                Let("const int", "batch", "blockIdx.x / blocks_n / blocks_m"),
+                Let("const int", "rows_begin", "batch * rows_per_batch"),
+                Let("const int", "rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
+                Let("const int", "m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
             ]
         line = "[&](int i) {{ return t{0} + i / kPiece{1} * (kTile{1} / kThread{1}) + i % kPiece{1} * "
         line += "(kTile{1} / kPiece{1}); }}"
         lines: list[Statement] = [
-            Let(f"const auto line_{side.index}", line.format(side.index, side.letter))
+            Let("const auto", f"line_{side.index}", line.format(side.index, side.letter))
             for side in self.sides
             if side.lies_deep and self.plan.in_shared
         ]
         said = Comment("Pieces along k lie in lines, of which neighbours' are neighbours.")
         apart: list[Statement] = [said, *lines] if lines else []
         return [
-            Let("const int blocks_n", f"({n} + kTileN - 1) / kTileN"),
+            Let("const int", "blocks_n", f"({n} + kTileN - 1) / kTileN"),
             *start,
-            Let("const int n0", "blockIdx.x % blocks_n * kTileN"),
+            Let("const int", "n0", "blockIdx.x % blocks_n * kTileN"),
             *self.lanes(),
             Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
-            Let("const auto own_m", own.format("m", "M")),
-            Let("const auto own_n", own.format("n", "N")),
+            Let("const auto", "own_m", own.format("m", "M")),
+            Let("const auto", "own_n", own.format("n", "N")),
             *apart,
             Gap(),
         ]
@@ -160,15 +161,15 @@ class TileKernel:
         the same: lanes alternate along m, and then go on along n.
         """
         down, across = self.plan.lanes
-        warp = Let("const int lane", "threadIdx.x % 32"), Let("const int warp", "threadIdx.x / 32")
+        warp = Let("const int", "lane", "threadIdx.x % 32"), Let("const int", "warp", "threadIdx.x / 32")
         m, n = ("lane / (2 * kLanesN) * 2 + lane % 2", "lane / 2 % kLanesN") if down > 1 else ("0", "lane")
         return [
             setting("kLanesM", down, "lanes of a warp along m"),
             setting("kLanesN", across, "and along n"),
             constant("kWarpsN", "kTileN / kThreadN / kLanesN", "warps along n"),
             *warp,
-            Let("const int tm", f"kept(warp / kWarpsN * kLanesM + {m})"),
-            Let("const int tn", f"kept(warp % kWarpsN * kLanesN + {n})"),
+            Let("const int", "tm", f"kept(warp / kWarpsN * kLanesM + {m})"),
+            Let("const int", "tn", f"kept(warp % kWarpsN * kLanesN + {n})"),
         ]
 
     def shared(self) -> list[Statement]:
@@ -177,7 +178,7 @@ class TileKernel:
         start = "reinterpret_cast<float*>(dynamic_shared())"
         for side in self.sides:
             for name in side.slots.values():
-                found.append(Let(f"float* const {name}_tiles", start))
+                found.append(Let("float* const", f"{name}_tiles", start))
                 start = f"{name}_tiles + kStages * kTile{side.letter if side.lies_deep else 'K'} * kPitch{side.letter}"
         return found
 
@@ -194,7 +195,7 @@ class TileKernel:
         for reduce in self.plan.cut.sums:
             x, y = reduce.args if reduce.args[0] in left_slots else reversed(reduce.args)
             total = f"{reduce.names[0]}_sum[i][j]"
-            added.append(Do(f"{total} = fmaf({left_slots[x]}{left}, {right_slots[y]}{right}, {total})"))
+            added.append(Set(total, f"fmaf({left_slots[x]}{left}, {right_slots[y]}{right}, {total})"))
         return added
 
     def multiply(self) -> list[Statement]:
@@ -348,7 +349,7 @@ class TileKernel:
         for side in self.sides:
             for reduce in side.side.riding:
                 name = f"{reduce.names[0]}_left"
-                found.append(Let(f"float* const {name}", start))
+                found.append(Let("float* const", name, start))
                 start = f"{name} + {side.lines} * kTile{side.letter}"
         if not found:
             return []
@@ -388,7 +389,7 @@ class TileKernel:
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
         scalars = [
-            Let(f"const float {name}", f"element({self.access.read(load.tensor, {}, '1')}, 0)")
+            Let("const float", name, f"element({self.access.read(load.tensor, {}, '1')}, 0)")
             for load in plan.program.loads
             if (name := self.access.scalars.get(load.name))
         ]

@@ -8,16 +8,16 @@ products' sums among them. Then a row is read once.
 
 from __future__ import annotations
 
-from normgen.codegen.printer import Printer
+from normgen.codegen.printer import MINUS_INFINITE, Printer
 from normgen.codegen.reductions import CONSTANTS, single_combine, single_identity, single_step
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, loop, when
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, SideText
-from normgen.program.functions import INFINITY
 from normgen.program.ir import Reduce
-from normgen.program.monoid import LOWEST, symbol
+from normgen.program.monoid import LOWEST
 from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.plan import Side
+from normgen.spec.formula import Binary, Call, Name
 
 LANES = 32
 
@@ -36,7 +36,7 @@ class LooksAhead:
         start, found = "reinterpret_cast<float*>(dynamic_shared()) + kSlots", list[Statement]()
         for reduce in self.reduces:
             name = f"{reduce.names[0]}_found"
-            found.append(Let(f"float* const {name}", start))
+            found.append(Let("float* const", name, start))
             start = f"{name} + kTileM"
         return found
 
@@ -52,7 +52,8 @@ class LooksAhead:
         at = {look.axis: "m", k: "k"}
         vectors = [
             Let(
-                f"const {self.access.vec(load.tensor, side.width(load))} {load.name}_ahead",
+                f"const {self.access.vec(load.tensor, side.width(load))}",
+                f"{load.name}_ahead",
                 self.access.read(load.tensor, at, side.width(load), hint=", Load"),
             )
             for load in side.loads
@@ -66,14 +67,14 @@ class LooksAhead:
             f"{UNROLL} 4",
         )
         lanes = [
-            Let(f"const float {r.names[0]}_other", f"__shfl_xor_sync(0xffffffffu, {r.names[0]}_ahead, lanes)")
+            Let("const float", f"{r.names[0]}_other", f"__shfl_xor_sync(0xffffffffu, {r.names[0]}_ahead, lanes)")
             for r in look.riding
         ]
         combined = [s for r in look.riding for s in single_combine(r, f"{r.names[0]}_ahead", f"{r.names[0]}_other")]
-        kept = [Do(f"{r.names[0]}_found[line] = {r.names[0]}_ahead") for r in look.riding]
+        kept = [Set(f"{r.names[0]}_found[line]", f"{r.names[0]}_ahead") for r in look.riding]
         body: list[Statement] = [
-            Let("const int m", "m0 + line"),
-            *(Let(f"float {r.names[0]}_ahead", single_identity(r)) for r in look.riding),
+            Let("const int", "m", "m0 + line"),
+            *(Let("float", f"{r.names[0]}_ahead", single_identity(r)) for r in look.riding),
             *when(self.access.inside({look.axis: "m"}), over_k),
             For(f"for (int lanes = {LANES // 2}; lanes > 0; lanes /= 2)", (*lanes, *combined), UNROLL),
             If(f"threadIdx.x % {LANES} == 0", tuple(kept)),
@@ -90,14 +91,14 @@ class MovingMaximum:
         self.top = self.moving.top.names[0]
 
     def shared(self) -> list[Statement]:
-        return [Let("float* const moved", "reinterpret_cast<float*>(dynamic_shared()) + kSlots")]
+        return [Let("float* const", "moved", "reinterpret_cast<float*>(dynamic_shared()) + kSlots")]
 
     def start(self) -> list[Statement]:
         """A thread's rows are the same in all tiles."""
         lowest = CONSTANTS[LOWEST.name]
         return [
             Do(f"float {self.top}_own[kStepsM]"),
-            loop("step", "kStepsM", [Do(f"{self.top}_own[step] = {lowest}")], unroll=UNROLL),
+            loop("step", "kStepsM", [Set(f"{self.top}_own[step]", lowest)], unroll=UNROLL),
         ]
 
     def move(self, texts: dict[str, str], inside: str) -> list[Statement]:
@@ -107,24 +108,24 @@ class MovingMaximum:
         own = {name: text for name, text in texts.items() if name in {load.name for load in look.loads}}
         values, names = look.values(own)
         step = single_step(self.moving.top, seen, names, prefix=f"{top}_")
-        other = Let(f"const float {top}_other", f"__shfl_xor_sync(0xffffffffu, {seen}, lanes)")
+        other = Let("const float", f"{top}_other", f"__shfl_xor_sync(0xffffffffu, {seen}, lanes)")
         combined = single_combine(self.moving.top, seen, f"{top}_other")
-        old, new = symbol(f"{top}_own"), symbol(seen)
-        factor = Printer({old.name: f"{top}_own[step]", seen: seen}).text(self.moving.exponential(old - new))
-        scaled = [Do(f"{name}_own[step] *= {top}_moved") for name in self.moving.sums]
+        moved = Call(self.moving.exponential, (Binary("-", Name("old"), Name("new")),))
+        factor = Printer({"old": f"{top}_own[step]", "new": seen}).text(moved)
+        scaled = [Set(f"{name}_own[step]", f"{top}_moved", "*=") for name in self.moving.sums]
         return [
-            Let(f"float {seen}", f"{top}_own[step]"),
+            Let("float", seen, f"{top}_own[step]"),
             loop("i", "kVector", [*values, *when(inside, *step)], unroll=UNROLL),
             For("for (int lanes = 1; lanes < kLineM; lanes *= 2)", (other, *combined), UNROLL),
-            Let(f"const float {top}_moved", factor),
-            Do(f"{top}_own[step] = {seen}"),
+            Let("const float", f"{top}_moved", factor),
+            Set(f"{top}_own[step]", seen),
             *scaled,
-            If("k == 0", (Do(f"moved[{self._line()}] = {top}_moved"),), alone=True),
+            If("k == 0", (Set(f"moved[{self._line()}]", f"{top}_moved"),), alone=True),
         ]
 
     def keep(self) -> list[Statement]:
         """The maximum of each row, once its tiles are done."""
-        put = If("k == 0", (Do(f"moved[m] = {self.top}_own[step]"),), alone=True)
+        put = If("k == 0", (Set("moved[m]", f"{self.top}_own[step]"),), alone=True)
         return [self.side.steps(self.side.of_vectors([put]))] if self.moving.hidden else []
 
     def show(self) -> list[Statement]:
@@ -133,10 +134,10 @@ class MovingMaximum:
             return []
         top, total = f"{self.top}_all", f"{self.moving.hidden}_all[i]"
         none = (
-            Do(f"{top}[i] = {Printer({}).text(-INFINITY)}"),
-            Do(f"{total} = {top}[i] - {top}[i]", "NaN, as exponentials about -inf are"),
+            Set(f"{top}[i]", MINUS_INFINITE),
+            Set(total, f"{top}[i] - {top}[i]", comment="NaN, as exponentials about -inf are"),
         )
-        body: list[Statement] = [Do(f"{top}[i] = moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
+        body: list[Statement] = [Set(f"{top}[i]", "moved[own_m(i)]"), If(f"{total} == 0.0f", none)]
         return [Do(f"float {top}[kThreadM]"), loop("i", "kThreadM", body, unroll=UNROLL)]
 
     def _line(self) -> str:
@@ -145,9 +146,9 @@ class MovingMaximum:
     def rescale(self) -> list[Statement]:
         """What a thread has summed of products so far, before those of a tile join."""
         at = "stage * kTileM + own_m(i)" if self.plan.schedule.stages > 1 else "own_m(i)"
-        scaled = [Do(f"{name}_sum[i][j] *= {self.top}_moved") for name in self.moving.dots]
+        scaled = [Set(f"{name}_sum[i][j]", f"{self.top}_moved", "*=") for name in self.moving.dots]
         body: list[Statement] = [
-            Let(f"const float {self.top}_moved", f"moved[{at}]"),
+            Let("const float", f"{self.top}_moved", f"moved[{at}]"),
             If(f"{self.top}_moved != 1.0f", (loop("j", "kThreadN", scaled, unroll=UNROLL),)),
         ]
         return [loop("i", "kThreadM", body, unroll=UNROLL)]

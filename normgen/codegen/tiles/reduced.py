@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, loop, when
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
@@ -39,7 +39,7 @@ class ReducedText:
         found: list[Statement] = [Do("__syncthreads()", "nobody reads the slots any more")]
         start = "reinterpret_cast<float*>(dynamic_shared())"
         for reduce in self.reduced.reduces:
-            found.append(Let(f"float* const {reduce.names[0]}_left", start))
+            found.append(Let("float* const", f"{reduce.names[0]}_left", start))
             start = f"{reduce.names[0]}_left + kTileN / kThreadN * kTileM"
         return found if self.plan.in_shared else found[1:]
 
@@ -51,13 +51,13 @@ class ReducedText:
         return single_step(reduce, f"{reduce.names[0]}_own", names, prefix=f"{reduce.names[0]}_")
 
     def end_row(self) -> list[Statement]:
-        return [Do(f"{r.names[0]}_left[tn * kTileM + own_m(i)] = {r.names[0]}_own") for r in self.reduced.reduces]
+        return [Set(f"{r.names[0]}_left[tn * kTileM + own_m(i)]", f"{r.names[0]}_own") for r in self.reduced.reduces]
 
     # ---- of a block, and of all --------------------------------------------------------------------------------
 
     def statements(self) -> list[Statement]:
         """Behind the thread's rows."""
-        finish = (*self._finish(), If("threadIdx.x == 0", (Do("*ticket = 0"),), alone=True))
+        finish = (*self._finish(), If("threadIdx.x == 0", (Set("*ticket", "0"),), alone=True))
         return [
             Do("__syncthreads()"),
             self._hand_on(),
@@ -73,8 +73,8 @@ class ReducedText:
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
             found += self._combined(reduce, "part", f"{reduce.names[0]}_left[part * kTileM + line]", UNROLL)
-            found.append(Do(f"{self._cell(reduce, 'blockIdx.x % blocks_n')} = {reduce.names[0]}_all"))
-        body = (Let("const int m", "m0 + line"), *when(self.access.inside({self.plan.cut.m: "m"}), *found))
+            found.append(Set(self._cell(reduce, "blockIdx.x % blocks_n"), f"{reduce.names[0]}_all"))
+        body = (Let("const int", "m", "m0 + line"), *when(self.access.inside({self.plan.cut.m: "m"}), *found))
         return For("for (int line = threadIdx.x; line < kTileM; line += kThreads)", body)
 
     def _finish(self) -> list[Statement]:
@@ -90,9 +90,9 @@ class ReducedText:
         for step in self.reduced.finish:
             match step:
                 case Load(name=name, kind=kind) if kind.axes:
-                    found.append(Let(f"const float {names[name]}", read_one(self.access, step.tensor, at)))
+                    found.append(Let("const float", names[name], read_one(self.access, step.tensor, at)))
                 case Map(name=name, kind=kind, expr=expr) if kind.axes:
-                    found.append(Let(f"const float {names[name]}", Printer(names).text(expr)))
+                    found.append(Let("const float", names[name], Printer(names).text(expr)))
                 case Store(value=value):
                     found += write_one(self.access, step, at, names[value])
         return [For("for (int m = threadIdx.x; m < rows; m += kThreads)", tuple(found))]
@@ -101,7 +101,7 @@ class ReducedText:
         """Those of all threads, or of all blocks, in their order."""
         count = {"part": "kTileN / kThreadN", "tile": "blocks_n"}[index]
         combined = single_combine(reduce, f"{reduce.names[0]}_all", other)
-        start = Let(f"float {reduce.names[0]}_all", single_identity(reduce))
+        start = Let("float", f"{reduce.names[0]}_all", single_identity(reduce))
         return [start, loop(index, count, combined, unroll=unroll)]
 
     def _cell(self, reduce: Reduce, tile: str) -> str:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import sympy as sp
-
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Do, Let, Statement, constant, loop, when
+from normgen.codegen.statements import Do, Let, Set, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
-from normgen.program.ir import Load, Reduce
+from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
 from normgen.schedule.tiles.plan import Side, gains, is_neutral, vanishes
+from normgen.spec.formula import Expression
 
 UNROLL = "#pragma unroll"
 
@@ -34,7 +33,7 @@ class SideText:
         self.index = self.letter.lower()
         self.along = side.along
         numbers = iter([word, *(f"{word}{i}" for i in range(2, 99))])
-        self.slots = {slot: slot.name if slot.is_Symbol else next(numbers) for slot in side.slots}
+        self.slots = {slot: value_alone(slot) or next(numbers) for slot in side.slots}
         self.moves: Callable[[dict[str, str], str], list[Statement]] | None = None  # a maximum, with each vector
 
     @property
@@ -75,13 +74,13 @@ class SideText:
         line, column = (i, "k") if self.lies_deep else ("k", i)
         if self.is_even:
             return [
-                Let(f"const int {line}", f"threadIdx.x / kLine{x} + step * (kThreads / kLine{x})"),
-                Let(f"const int {column}", f"threadIdx.x % kLine{x} * kVector"),
+                Let("const int", line, f"threadIdx.x / kLine{x} + step * (kThreads / kLine{x})"),
+                Let("const int", column, f"threadIdx.x % kLine{x} * kVector"),
             ]
         return [
-            Let("const int vector", "threadIdx.x + step * kThreads"),
-            Let(f"const int {line}", f"vector / kLine{x}"),
-            Let(f"const int {column}", f"vector % kLine{x} * kVector"),
+            Let("const int", "vector", "threadIdx.x + step * kThreads"),
+            Let("const int", line, f"vector / kLine{x}"),
+            Let("const int", column, f"vector % kLine{x} * kVector"),
         ]
 
     @property
@@ -156,14 +155,14 @@ class SideText:
         known  names of what is known of its row
         at     its place in the tensors, if it is not element i of a step's vector
         """
-        found: list[Statement] = [Let(f"const float {name}_i", text) for name, text in texts.items()]
+        found: list[Statement] = [Let("const float", f"{name}_i", text) for name, text in texts.items()]
         names = {name: f"{name}_i" for name in texts} | self.access.numbers(at or self.numbers) | dict(known or {})
         for step in self.side.maps:
-            found.append(Let(f"const float {step.name}_i", Printer(names).text(step.expr)))
+            found.append(Let("const float", f"{step.name}_i", Printer(names).text(step.expr)))
             names[step.name] = f"{step.name}_i"
         return found, names
 
-    def factor(self, slot: sp.Expr, names: Mapping[str, str], inside: str) -> str:
+    def factor(self, slot: Expression, names: Mapping[str, str], inside: str) -> str:
         text = Printer(names).text(slot)
         zero = vanishes(slot, self.side, self.k) or not inside
         return text if zero else f"{inside} ? {text} : 0.0f"
@@ -173,7 +172,7 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             if reduce in self.sums_of_slots and index == self.own_index and self.plan.in_shared and not self.copies:
-                found.append(Do(f"{reduce.names[0]}_own{index} += {self.slots[reduce.args[0]]}_i"))
+                found.append(Set(f"{reduce.names[0]}_own{index}", f"{self.slots[reduce.args[0]]}_i", "+="))
                 continue
             steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")
             found += steps if is_neutral(reduce, self.side, self.k) or not inside else when(inside, *steps)
@@ -215,8 +214,8 @@ class SideText:
         begin = self.access.begin(self.k)
         first = {self.axis: f"{self.index}0 + {m}", self.k: k if begin == "0" else f"{begin} + {k}"}
         for load in self.walked:
-            pointer = f"const {self.access.ctype(load.tensor)}* {self.own(load, 'next')}"
-            found.append(Let(pointer, self.access.address(load.tensor, first)))
+            pointer = f"const {self.access.ctype(load.tensor)}*"
+            found.append(Let(pointer, self.own(load, "next"), self.access.address(load.tensor, first)))
         return found
 
     def here(self, load: Load) -> str:
@@ -233,7 +232,7 @@ class SideText:
         for load in self.walked:
             use = self.plan.tensor(load)
             by = "kTileK" if use.axes[-1] == self.k else f"kTileK * {use.memory}_pitch"
-            found.append(Do(f"{self.own(load, 'next')} += {by}"))
+            found.append(Set(self.own(load, "next"), by, "+="))
         return found
 
     def declarations(self) -> list[Statement]:
@@ -249,7 +248,7 @@ class SideText:
         vector = [] if self.is_even else [f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"]
         at = {self.k: self.at[self.k]} if self.scales else self.at
         inside = both(*vector, *(self.access.inside({axis: index}) for axis, index in at.items()))
-        body: list[Statement] = [Let("const bool inside", inside)]
+        body: list[Statement] = [Let("const bool", "inside", inside)]
         alone: list[Statement] = []
         for load in self.fetched:
             if self.plan.is_same(self.side, load):
@@ -257,7 +256,7 @@ class SideText:
                 alone.append(self._fetched(load, {self.k: k}, self.access.inside({self.k: k})))
             else:
                 body.append(self._fetched(load, self.at, "inside"))
-        kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside and not self.copies else []
+        kept = [Set(f"inside_{self.index}[step]", "inside")] if self.asks_inside and not self.copies else []
         moved = [] if self.copies else self.go_on()
         return [*alone, *([self.steps([*body, *kept])] if body[1:] or kept else []), *moved]
 
@@ -267,7 +266,7 @@ class SideText:
         read = f"({read})" if " ? " in read else read
         inside = f"({inside})" if "||" in inside else inside
         beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
-        return Do(f"{self.held(load)} = {inside} ? {read} : {beyond}")
+        return Set(self.held(load), f"{inside} ? {read} : {beyond}")
 
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
@@ -276,12 +275,12 @@ class SideText:
         top = {name: f"{name}_own[step]" for name in self.known}
         values, names = self.values(texts, top if moves else self.found(self.own_line))
         shared = {slot: name for slot, name in self.slots.items() if slot in self.summed_slots}
-        elements = [*values, *(Let(f"const float {n}_i", self.factor(e, names, inside)) for e, n in shared.items())]
+        elements = [*values, *(Let("const float", f"{n}_i", self.factor(e, names, inside)) for e, n in shared.items())]
         elements += self.ride(names, inside, self.own_index)
         behind: list[Statement] = []
         for slot, name in self.slots.items():
             factor = f"{name}_i" if slot in shared else self.factor(slot, names, inside)
-            elements.append(Do(f"{name}_values[i] = {factor}"))
+            elements.append(Set(f"{name}_values[i]", factor))
             behind.append(Do(f"write_floats(&{self.cell(name)}, {name}_values)"))
         arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values()]
         moved = moves(texts, inside) if moves else []
@@ -293,9 +292,9 @@ class SideText:
     def copy(self) -> list[Statement]:
         """The vectors set out for a slot; what lies beyond an edge arrives as zeros."""
         loads = {load.name: load for load in self.loads}
-        sent: list[Statement] = [Let("const bool inside", self.access.inside(self.at))]
+        sent: list[Statement] = [Let("const bool", "inside", self.access.inside(self.at))]
         for slot, name in self.slots.items():
-            load = self.loads[0] if self.scales else loads[slot.name]
+            load = self.loads[0] if self.scales else loads[value_alone(slot)]
             source = self.here(load) or self.access.address(load.tensor, self.at)
             sent.append(Do(f"copy_async_if<kVector>(inside, &{self.cell(name)}, {source})"))
         return [self.steps(self.of_vectors(sent)), *self.go_on()]
@@ -304,7 +303,7 @@ class SideText:
         """A thread reduces what it has copied itself, when that has arrived."""
         if not self.side.riding or self.scales:
             return []
-        texts = {slot.name: self.cell(name, "i") for slot, name in self.slots.items()}
+        texts = {value_alone(slot): self.cell(name, "i") for slot, name in self.slots.items()}
         values, names = self.values(texts, self.found(self.own_line))
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
@@ -319,9 +318,9 @@ class SideText:
         texts |= {ld.name: f"element({self.held(ld)}, {'i' if self.is_wide(ld) else '0'})" for ld in others}
         values, names = self.values(texts, self.found(self.own_line))
         elements = [*values, *self.ride(names, "inside", self.own_index)]
-        elements.append(Do(f"{name}_values[i] = {self.factor(slot, names, 'inside')}"))
+        elements.append(Set(f"{name}_values[i]", self.factor(slot, names, "inside")))
         body: list[Statement] = [
-            *([Let("const bool inside", self.access.inside(self.at))] if self.asks_inside else []),
+            *([Let("const bool", "inside", self.access.inside(self.at))] if self.asks_inside else []),
             Do(f"float {name}_values[kVector]"),
             Do(f"read_pieces<kVector, kVector>(&{self.cell(name)}, {name}_values)"),
             loop("i", "kVector", elements, unroll=UNROLL),
@@ -337,11 +336,11 @@ class SideText:
         return [
             r
             for r in self.side.riding
-            if r.monoid.name == SUM.name and not r.args[0].is_Symbol and r.args[0] in self.slots
+            if r.monoid.name == SUM.name and not value_alone(r.args[0]) and r.args[0] in self.slots
         ]
 
     @property
-    def summed_slots(self) -> set[sp.Expr]:
+    def summed_slots(self) -> set[Expression]:
         return {reduce.args[0] for reduce in self.sums_of_slots}
 
     @property
@@ -364,7 +363,7 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             name, bound = f"{reduce.names[0]}_all", f"kThread{self.letter}"
-            start = Do(f"{name}[i] = {single_identity(reduce)}")
+            start = Set(f"{name}[i]", single_identity(reduce))
             found += [Do(f"float {name}[{bound}]"), loop("i", bound, [start], unroll=UNROLL)]
         return found
 
@@ -374,7 +373,7 @@ class SideText:
             name, identity = f"{reduce.names[0]}_own", single_identity(reduce)
             size = f"[kSteps{self.letter}]" + ("" if self.lies_deep else "[kVector]")
             found.append(Do(f"float {name}{size}"))
-            start: Statement = Do(f"{name}{self.own_index} = {identity}")
+            start: Statement = Set(f"{name}{self.own_index}", identity)
             start = start if self.lies_deep else loop("i", "kVector", [start], unroll=UNROLL)
             found.append(loop("step", f"kSteps{self.letter}", [start], unroll=UNROLL))
         return found
@@ -385,10 +384,10 @@ class SideText:
         for reduce in self.side.riding:
             name, x = reduce.names[0], self.letter
             if self.lies_deep:
-                put: Statement = Do(f"{name}_left[k / kVector * kTile{x} + {self.index}] = {name}_own[step]")
+                put: Statement = Set(f"{name}_left[k / kVector * kTile{x} + {self.index}]", f"{name}_own[step]")
             else:
                 cell = f"{name}_left[k * kTile{x} + {self.index} + i]"
-                put = loop("i", "kVector", [Do(f"{cell} = {name}_own[step][i]")], unroll=UNROLL)
+                put = loop("i", "kVector", [Set(cell, f"{name}_own[step][i]")], unroll=UNROLL)
             found.append(self.steps(self.of_vectors([put])))
         return found
 
@@ -412,13 +411,13 @@ class SideText:
         values, names = self.values(texts, self.found(f"own_{self.index}(i)"), at)
         x = self.letter
         body: list[Statement] = [
-            Let(f"const int {self.index}", f"{self.index}0 + own_{self.index}(i)"),
-            Let("const bool inside", self.access.inside({self.axis: self.index})),
+            Let("const int", self.index, f"{self.index}0 + own_{self.index}(i)"),
+            Let("const bool", "inside", self.access.inside({self.axis: self.index})),
             *values,
         ]
         for reduce in self.side.riding:
             body += single_step(reduce, f"{reduce.names[0]}_all[i]", names, prefix=f"{reduce.names[0]}_")
-        body += [Do(f"{name}_part[i] = {self.factor(slot, names, '')}") for slot, name in self.slots.items()]
+        body += [Set(f"{name}_part[i]", self.factor(slot, names, "")) for slot, name in self.slots.items()]
         return [*self.parts(), loop("i", f"kThread{x}", body, unroll=UNROLL)]
 
     def parts(self, depth: str = "") -> list[Statement]:

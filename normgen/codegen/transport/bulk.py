@@ -7,7 +7,7 @@ is needed, because the threads never write to the slots.
 from __future__ import annotations
 
 from normgen.codegen.access import Access
-from normgen.codegen.statements import Comment, Do, If, Let, Statement, constant, function, loop
+from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement, constant, function, loop
 from normgen.codegen.transport.ring import fetch_parameters
 from normgen.codegen.transport.transport import Slots, fetched
 from normgen.schedule.knobs import Load
@@ -57,7 +57,7 @@ class Bulk:
         if self.plan.cut.shifted:
             less, more = (f" - {HELD}", f" + {HELD}") if self.plan.is_hybrid else ("", "")
             start, cols = f" + head{more}", "copied_cols"
-            found.append(Let(f"const int {cols}", f"vectors * kVector{less}"))
+            found.append(Let("const int", cols, f"vectors * kVector{less}"))
         else:
             start, cols = " + kCols - kCopiedCols" if self.plan.is_hybrid else "", "kCopiedCols"
         found.append(Do(f"mbarrier_expect_bytes({self._barrier}, {cols} * {size})"))
@@ -74,13 +74,13 @@ class Bulk:
         first_step = "kHeldSteps" if self.plan.is_hybrid else "0"
         in_cluster = self.plan.schedule.row_cluster > 1
         number = "kCluster + static_cast<int>(cluster_rank())" if in_cluster else "kParts + part"
-        first = Let("const int first", f"(step * {number}) * kThreads")
-        owned = If("first < kVectors", (Do("own_vectors += min(kThreads, kVectors - first)"),), alone=True)
+        first = Let("const int", "first", f"(step * {number}) * kThreads")
+        owned = If("first < kVectors", (Set("own_vectors", "min(kThreads, kVectors - first)", "+="),), alone=True)
         slots = f"(stage * kSteps + {self.slots.step})" if self.plan.is_staged else self.slots.step
         copies: list[Statement] = [
             first,
             If("first >= kVectors", (Do("break"),), alone=True),
-            Let("const int count", "min(kThreads, kVectors - first) * kVector"),
+            Let("const int", "count", "min(kThreads, kVectors - first) * kVector"),
         ]
         for load in self.plan.held:
             to = f"{load.name}_shared + {slots} * kThreads * kVector"
@@ -124,4 +124,4 @@ class Bulk:
     def next_stage(self) -> list[Statement]:
         if not self.plan.is_staged:
             return [Do("phase ^= 1")]
-        return [If("++stage == kStages", (Do("stage = 0"), Do("phase ^= 1")))]
+        return [If("++stage == kStages", (Set("stage", "0"), Do("phase ^= 1")))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normgen.codegen.access import Access
-from normgen.codegen.statements import Comment, Do, Let, Statement, function
+from normgen.codegen.statements import Comment, Do, Let, Set, Statement, function
 from normgen.codegen.transport.ring import fetch_parameters
 from normgen.codegen.transport.transport import Slots, fetched
 from normgen.codegen.walk import Walk
@@ -58,4 +58,4 @@ class CpAsync:
         return [Do("int stage = 0")] if self.plan.is_staged else []
 
     def next_stage(self) -> list[Statement]:
-        return [Do("stage = (stage + 1) % kStages")] if self.plan.is_staged else []
+        return [Set("stage", "(stage + 1) % kStages")] if self.plan.is_staged else []

@@ -6,7 +6,7 @@ With stages = 2 the next row's loads travel while the present one is computed; C
 from __future__ import annotations
 
 from normgen.codegen.access import EDGE
-from normgen.codegen.statements import Comment, Do, Gap, If, Let, Setting, Statement, function
+from normgen.codegen.statements import Comment, Do, Gap, If, Let, Set, Setting, Statement, function
 from normgen.codegen.transport.transport import Transport, fetch_if, fetch_later
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
@@ -17,7 +17,7 @@ class RegisterAhead(Transport):
 
     def constants(self) -> list[Let]:
         ahead = "the next row is loaded while the present one is computed"
-        is_ahead = Setting("constexpr bool kAhead", "Config::kAhead", ahead, int(self.plan.fetches_ahead))
+        is_ahead = Setting("constexpr bool", "kAhead", "Config::kAhead", ahead, int(self.plan.fetches_ahead))
         return [*super().constants(), is_ahead]
 
     def start_fetching(self) -> list[Statement]:
@@ -40,8 +40,8 @@ class RegisterAhead(Transport):
     def start(self) -> list[Statement]:
         """The row that was fetched becomes the present one, and the next is asked for."""
         access, held = self.access, self.plan.held
-        moves = [Do(f"{h.name}_held[step] = {h.name}_next[step]") for h in held]
-        edges = [Do(f"{h.name}_edge = {h.name}_edge_next") for h in held if self.plan.cut.edged]
+        moves = [Set(f"{h.name}_held[step]", f"{h.name}_next[step]") for h in held]
+        edges = [Set(f"{h.name}_edge", f"{h.name}_edge_next") for h in held if self.plan.cut.edged]
         later = fetch_later(self.access, self._call, "next_row", access.behind(), "kAhead")
         return [*Walk(head=moves, always=True).statements(access), *edges, *later]
 
@@ -56,9 +56,9 @@ class RegisterAhead(Transport):
             registers += [Do(f"{access.vec(h.name, EDGE)} {h.name}_edge_next = {{}}") for h in plan.held]
         registers += [Do(f"float {row.name}_next") for row in plan.fetched_rows]
         row, found = ("row", []) if self._by_row else access.fetched_row()
-        values = [Do(f"{value.name}_next = {access.read_row_value(value.name, row)}") for value in plan.fetched_rows]
+        values = [Set(f"{value.name}_next", access.read_row_value(value.name, row)) for value in plan.fetched_rows]
         site = access.vector_site
-        reads = [Do(f"{h.name}_next[step] = {access.read_elem(h.name, site)}") for h in plan.held]
+        reads = [Set(f"{h.name}_next[step]", access.read_elem(h.name, site)) for h in plan.held]
         walk = Walk(head=reads, edge=access.edge_reads("{}_edge_next"))
         starts = [access.row_pointer(plan.problem.tensor(load.name), row) for load in plan.held]
         body = [*found, *starts, *values, *walk.statements(access)]

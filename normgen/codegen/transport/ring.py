@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from normgen.codegen.access import EDGE, Access
-from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, function, loop
+from normgen.codegen.statements import Comment, Do, Gap, If, Let, Set, Statement, function, loop
 from normgen.codegen.transport.direct import read_row
 from normgen.codegen.transport.transport import Slots, Transport, fetch_if, fetch_later
 from normgen.codegen.walk import Walk
@@ -103,7 +103,7 @@ class Ring(Transport):
         registers: list[Statement] = [Do(f"float {r.name}_next") for r in plan.fetched_rows]
         registers += [Do(f"{access.vec(ld.name, EDGE)} {ld.name}_edge_next = {{}}") for ld in edges]
         row, body = access.fetched_row()
-        body += [Do(f"{r.name}_next = {access.read_row_value(r.name, row)}") for r in plan.fetched_rows]
+        body += [Set(f"{r.name}_next", access.read_row_value(r.name, row)) for r in plan.fetched_rows]
         if edges:
             body += [access.row_pointer(plan.problem.tensor(ld.name), row) for ld in edges]
             body.append(If("has_edge", access.edge_reads("{}_edge_next")))
@@ -120,7 +120,7 @@ class Ring(Transport):
         if not self.plan.is_staged:
             return [fetch_if(self.access, "fetch({})", first, copier.elected), *copier.commit, *values]
         tile = [
-            Let(f"const int {self.access.tile}", self.access.behind(first, tiles="stage")),
+            Let("const int", self.access.tile, self.access.behind(first, tiles="stage")),
             fetch_if(self.access, "fetch({}, stage)", self.access.tile, copier.elected),
             *copier.commit,
         ]
@@ -141,7 +141,7 @@ class Ring(Transport):
         """The next row's values are asked for as soon as this row's have been taken."""
         if not self._fetches_values:
             return []
-        edges = [Do(f"{ld.name}_edge = {ld.name}_edge_next") for ld in self.plan.held if self.plan.cut.edged]
+        edges = [Set(f"{ld.name}_edge", f"{ld.name}_edge_next") for ld in self.plan.held if self.plan.cut.edged]
         return [*edges, *fetch_later(self.access, "fetch_values({})", "next_row", self.access.behind())]
 
     def arrive(self) -> list[Statement]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from normgen.codegen.access import EDGE, Access
-from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
+from normgen.codegen.statements import Do, If, Let, Set, Statement, constant, setting
 from normgen.program.ir import Load
 from normgen.schedule.plan import Place
 
@@ -105,7 +105,7 @@ class Slots:
         found: list[Statement] = []
         for tensor, start in starts:
             ctype = self.access.ctype(tensor)
-            found.append(Let(f"{ctype}* {tensor}_shared", f"reinterpret_cast<{ctype}*>({start})"))
+            found.append(Let(f"{ctype}*", f"{tensor}_shared", f"reinterpret_cast<{ctype}*>({start})"))
         return found
 
     @property
@@ -124,7 +124,7 @@ class Slots:
 
     def reads(self) -> list[Statement]:
         """A thread's vectors from its slots to its registers."""
-        return [Do(f"{ld.name}_held[step] = read<kVector>({self.of(ld.name)})") for ld in self.plan.held]
+        return [Set(f"{ld.name}_held[step]", f"read<kVector>({self.of(ld.name)})") for ld in self.plan.held]
 
 
 def holders(access: Access) -> list[Statement]:
@@ -156,4 +156,4 @@ def fetch_later(access: Access, call: str, name: str, row: str, elected: str = "
     It may lie past the largest int; of last rows first it may lie below 0.
     """
     kind = "int" if access.plan.descends else "unsigned"
-    return [Let(f"const {kind} {name}", row), fetch_if(access, call, name, elected)]
+    return [Let(f"const {kind}", name, row), fetch_if(access, call, name, elected)]

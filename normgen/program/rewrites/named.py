@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-import sympy as sp
+from normgen.program.frozen import FLOAT
+from normgen.spec.formula import ZERO, Binary, Call, Expression, Name, nodes
 
-from normgen.program.functions import COL, equal, where
+_COLUMN = Call(FLOAT, (Name("col"),))
 
 
-def named_columns(exprs: Iterable[sp.Expr], numbers: Collection[str]) -> list[str]:
+def named_columns(trees: Iterable[Expression], numbers: Collection[str]) -> list[str]:
     """The row values of whole numbers `numbers` whose column alone has other values than the rest of its row."""
-    conditions = [condition for expr in exprs for condition in expr.atoms(equal)]
-    return [number for number in numbers if any(_names(condition, [number]) for condition in conditions)]
+    found = {name for tree in trees for node in nodes(tree) for name in _named(node)}
+    return [number for number in numbers if number in found]
 
 
-def away_from(numbers: Collection[str], expr: sp.Expr) -> sp.Expr:
-    """The expression in a column that none of the row values names: col == label does not hold."""
-    while found := {w: w.args[2] for w in expr.atoms(where) if _names(w.args[0], numbers)}:
-        expr = expr.xreplace(found)
-    return expr.xreplace({c: sp.S.Zero for c in expr.atoms(equal) if _names(c, numbers)})
+def away_from(numbers: Collection[str], tree: Expression) -> Expression:
+    """The tree in a column that none of the row values names: col == label does not hold."""
+    match tree:
+        case Call(function="where", args=(condition, _, other)) if _named(condition) & {*numbers}:
+            return away_from(numbers, other)
+        case Call(function=function, args=(condition,)) if function == FLOAT and _named(condition) & {*numbers}:
+            return ZERO
+        case Call(args=args):
+            return replace(tree, args=tuple(away_from(numbers, arg) for arg in args))
+        case Binary(operator=operator):
+            left, right = away_from(numbers, tree.left), away_from(numbers, tree.right)
+            if operator in "+-" and ZERO in (left, right) and tree.left != ZERO:
+                return left if right == ZERO else right if operator == "+" else replace(tree, left=left, right=right)
+            if operator in "*/" and ZERO in (left, right):
+                return ZERO
+            return replace(tree, left=left, right=right)
+    return tree
 
 
-def _names(condition: sp.Basic, numbers: Collection[str]) -> bool:
-    """Whether it is col == one of the row values."""
-    args = condition.args
-    return isinstance(condition, equal) and COL in args and any(a.is_Symbol and a.name in numbers for a in args)
+def _named(node: Expression) -> frozenset[str]:
+    """Of col == label, the row value."""
+    is_equal = isinstance(node, Call) and node.function == "==" and _COLUMN in node.args
+    return node.names if is_equal else frozenset()

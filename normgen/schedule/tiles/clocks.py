@@ -13,6 +13,7 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import F32
 from normgen.problem.problem import Problem
+from normgen.program.ir import value_alone
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, PIECE, Side, TilePlan, contraction, tile_problem_plan
 
@@ -122,7 +123,7 @@ def _moved(plan: TilePlan, side: Side) -> float:
     """Instructions of a thread for its vectors of the next tile: their addresses, and what elements become of."""
     s = plan.schedule
     vectors = plan.tile(side.axis) * s.tile_k / (s.vector * s.threads)
-    bare = all(slot.is_Symbol for slot in side.slots) and all(plan.tensor(ld).dtype is F32 for ld in side.loads)
+    bare = all(value_alone(slot) for slot in side.slots) and all(plan.tensor(ld).dtype is F32 for ld in side.loads)
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
     if plan.scales(side):
         return vectors * (2 * A_VECTOR + elements)

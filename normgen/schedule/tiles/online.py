@@ -12,19 +12,23 @@ such a row from all others: it is 1 or more of these. Then the kernel puts -inf 
 
 from __future__ import annotations
 
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import sympy as sp
+from typing import TypeGuard
 
 from normgen.errors import ProgramError
 from normgen.program.ir import Load, Map, Reduce, Store, used_names
-from normgen.program.monoid import MAX, SUM, symbol
-from normgen.program.ordered import Ordered, opened, steps
-from normgen.program.rewrites.approximate import exp_approximate
+from normgen.program.monoid import MAX, SUM
 from normgen.schedule.tiles.plan import Contraction
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, is_minus, operands, replaced
+from normgen.spec.functions import INFINITY
 
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_REAL = ("exp", "exp_approximate", "log", "abs", "tanh", "erf", "sin", "cos", "maximum", "minimum")  # NaN of NaN
 _RULE = "softmax = online moves a maximum while products are summed"
 
 
@@ -36,7 +40,7 @@ class Moving:
     """
 
     top: Reduce
-    exponential: Any
+    exponential: str
     dots: tuple[str, ...]
     sums: tuple[str, ...]
     hidden: str
@@ -80,19 +84,47 @@ def _shown(cut: Contraction, top: str, moved: frozenset[str], hidden: str = "") 
 
     hidden  the sum that is NaN there
     """
-    zeros: dict[sp.Symbol, sp.Expr] = {symbol(name): sp.Integer(0) for name in moved}
-    zeros |= {symbol(hidden): sp.nan} if hidden else {}
-    values: dict[sp.Symbol, sp.Expr] = {}
+    values: dict[str, float | None] = {**dict.fromkeys(moved, 0.0), **({hidden: math.nan} if hidden else {})}
     for statement in cut.epilogue:
         if top in used_names(statement) and not isinstance(statement, Load):
             return ", and the maximum itself is not kept"
         if isinstance(statement, Map):
-            values[symbol(statement.name)] = opened(statement.expr).xreplace(values | zeros)
-        if isinstance(statement, Store):
-            value = (values | zeros).get(symbol(statement.value), sp.Symbol(statement.value))
-            if moved & _read(cut, statement.value) and value is not sp.nan:
+            values[statement.name] = _value(statement.expr, values)
+        if isinstance(statement, Store) and moved & _read(cut, statement.value):
+            value = values.get(statement.value)
+            if value is None or not math.isnan(value):
                 return f": of a row of -inf they are 0, and '{statement.tensor}' must be NaN of these"
     return ""
+
+
+def _value(tree: Expression, values: Mapping[str, float | None]) -> float | None:
+    """The tree's number where some values are known; None: it may be any, and 0 times any is 0."""
+    match tree:
+        case Number(value=number):
+            return float(number)
+        case Name(name=name):
+            return math.inf if name == INFINITY else values.get(name)
+        case Binary(operator=way) if way in "+-*/":
+            a, b = _value(tree.left, values), _value(tree.right, values)
+            known = [value for value in (a, b) if value is not None]
+            if any(map(math.isnan, known)):
+                return math.nan
+            if way == "/" and b == 0.0:
+                return math.nan if a == 0.0 else None if a is None else math.copysign(math.inf, a)
+            if way in "*/" and a == 0.0 and b not in (math.inf, -math.inf):
+                return 0.0
+            if way == "*" and b == 0.0 and a not in (math.inf, -math.inf):
+                return 0.0
+            return None if a is None or b is None else _ARITHMETIC[way](a, b)
+        case Power(base=base, exponent=exponent):
+            found = _value(base, values)
+            if found == 0.0 and exponent < 0:
+                return math.inf
+            return found if found is None or found <= 0.0 or math.isnan(found) else found ** float(exponent)
+        case Call(function=function, args=args) if function in _REAL:
+            known = [value for arg in args if (value := _value(arg, values)) is not None]
+            return math.nan if any(map(math.isnan, known)) else None
+    return None
 
 
 def _read(cut: Contraction, value: str) -> set[str]:
@@ -108,35 +140,39 @@ class _Exponentials:
     """Whether what is summed has exp(z - max z) as a factor, and of which function."""
 
     def __init__(self, cut: Contraction, top: Reduce) -> None:
-        self.top, self.argument = symbol(top.names[0]), top.args[0]
-        self.maps = {symbol(m.name): m.expr for m in cut.left.maps}
-        self.functions: set[Any] = set()
+        self.top = top.names[0]
+        self.argument = Counter(operands(top.args[0], "+-"))
+        self.functions: set[str] = set()
+        self.maps: dict[str, Expression] = {}  # what is made of the maximum, with that in the place of names
+        for step in cut.left.maps:
+            expr = replaced(step.expr, self.maps)
+            if self.top in expr.names:
+                self.maps[step.name] = expr
 
-    def is_in(self, expr: sp.Expr, *, of_sum: bool = True) -> bool:
+    def is_in(self, expr: Expression, *, of_sum: bool = True) -> bool:
         """Raises ProgramError where the maximum is elsewhere in it, or what it is a part of is no sum."""
-        whole = self._opened(expr)
-        if not whole.has(self.top):
+        whole = replaced(expr, self.maps)
+        if self.top not in whole.names:
             return False
-        parts = list(steps(whole)) if isinstance(whole, Ordered) else [("*", e) for e in sp.Mul.make_args(whole)]
+        parts = list(_factors(whole))
         own = [part for way, part in parts if way == "*" and self._is_own(part)]
-        if not of_sum or len(own) != 1 or sum(part.has(self.top) for _, part in parts) > 1:
+        if not of_sum or len(own) != 1 or sum(self.top in part.names for _, part in parts) > 1:
             raise ProgramError(f"{_RULE}: what reads it is a sum of exp(z - max(z)), or of multiples of that")
-        self.functions.add(own[0].func)
+        self.functions.add(own[0].function)
         return True
 
-    def is_bare(self, expr: sp.Expr) -> bool:
+    def is_bare(self, expr: Expression) -> bool:
         """Whether it is exp(z - max z)."""
-        return self._is_own(self._opened(expr))
+        return self._is_own(replaced(expr, self.maps))
 
-    def _opened(self, expr: sp.Expr) -> sp.Expr:
-        """With what is made of the maximum in the place of names."""
-        while found := {s for s in expr.free_symbols & self.maps.keys() if self._knows(s)}:
-            expr = expr.xreplace({s: self.maps[s] for s in found})
-        return expr
+    def _is_own(self, part: Expression) -> TypeGuard[Call]:
+        if not isinstance(part, Call) or part.function not in ("exp", "exp_approximate"):
+            return False
+        return Counter(operands(part.args[0], "+-")) == self.argument + Counter([("-", Name(self.top))])
 
-    def _knows(self, name: sp.Symbol) -> bool:
-        expr = self.maps[name]
-        return bool(expr.has(self.top)) or any(self._knows(s) for s in expr.free_symbols & self.maps.keys())
 
-    def _is_own(self, part: sp.Expr) -> bool:
-        return part.func in (sp.exp, exp_approximate) and part.args[0] + self.top == self.argument
+def _factors(tree: Expression) -> Iterator[tuple[str, Expression]]:
+    """The factors of a product, those of brackets in it too: (operator, factor)."""
+    for way, part in operands(tree.right if is_minus(tree) else tree, "*/"):
+        is_product = (isinstance(part, Binary) and part.operator in "*/") or is_minus(part)
+        yield from _factors(part) if way == "*" and is_product else [(way, part)]

@@ -11,36 +11,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-import sympy as sp
-
 from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.classes import is_of_result, tile_axes
-from normgen.program.functions import Index
+from normgen.program.frozen import Order, frozen
 from normgen.program.ir import (
     SIZES,
+    Expr,
     Load,
     Map,
     Reduce,
     RowProgram,
     Store,
     defined_names,
+    index_kinds,
     kind_of,
     names_of,
     show_statement,
     stage_of,
     used_names,
+    value_alone,
     value_kinds,
 )
-from normgen.program.monoid import symbol
-from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
+from normgen.spec.formula import Expression, Name, Number, Power, is_minus, operands
 
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
@@ -63,7 +63,7 @@ class Side:
     """
 
     axis: str
-    slots: tuple[sp.Expr, ...]
+    slots: tuple[Expression, ...]
     riding: tuple[Reduce, ...]
     loads: tuple[Load, ...]
     maps: tuple[Map, ...]
@@ -74,7 +74,7 @@ class Side:
     def numbered(self) -> frozenset[str]:
         """Axes along which an element's number is read."""
         exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
-        return frozenset(axis for e in exprs for index in e.atoms(Index) for axis in index.kind.axes)
+        return frozenset(axis for e in exprs for kind in index_kinds(e) for axis in kind.axes)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,10 @@ class Contraction:
 
 
 def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
-    """The program's axes, sides, sums and epilogue. Raises ProgramError with the statement that does not fit."""
+    """The axes, sides, sums and epilogue of a rewritten program, frozen.
+
+    Raises ProgramError with the statement that does not fit.
+    """
     axes = tile_axes(program)
     result, (k,), whole = (axes.m | axes.n).axes, axes.k.axes, program.dots[0].kind
     n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is whole), result[-1])
@@ -132,7 +135,7 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
             raise ProgramError(rule, received=show_statement(reduce).strip())
         if reduce.names[0] not in awaited:
             riding[reduce.kind.axes[0]].append(reduce)
-    factors = {m: dict[sp.Expr, None](), n: dict[sp.Expr, None]()}
+    factors = {m: dict[Expr, None](), n: dict[Expr, None]()}
     for factor in (arg for dot in program.dots for arg in dot.args):
         factors[m if m in kind_of(factor, kinds).axes else n][factor] = None
     left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis]), awaited) for axis in (m, n))
@@ -148,7 +151,48 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     stores, read = [s for s in program.stores if s.value not in behind], frozenset().union(*map(used_names, of_result))
     wanted = {*_needed(program, stores, read=read, stop=results), *of_result}
     epilogue = tuple(s for s in program.statements if s in wanted)
-    return Contraction(m, n, k, program.dots, left, right, tuple(ahead), epilogue, reduced)
+    return _frozen(program, Contraction(m, n, k, program.dots, left, right, tuple(ahead), epilogue, reduced))
+
+
+def _frozen(program: RowProgram, cut: Contraction) -> Contraction:
+    """With trees for expressions. What is known before a loop comes last in sums and products, but for a side's maps;
+    of the result elements come first, then lines along m, then along n."""
+    kinds = value_kinds(program)
+    numbers = (*program.scalars, *(ld.name for ld in program.loads if not ld.kind.axes), *map(str, SIZES))
+
+    def side(found: Side) -> tuple[Side, Order]:
+        loads, maps = ([s.name for s in listed] for listed in (found.loads, found.maps))
+        order = Order([*(name for name in loads if kinds[name].axes), *numbers, *sorted(found.known), *maps])
+        return replace(
+            found,
+            slots=tuple(map(order.tree, found.slots)),
+            riding=tuple(map(order.reduce, found.riding)),
+            maps=tuple(map(order.statement, found.maps)),
+        ), order
+
+    (left, of_left), (right, of_right) = map(side, cut.sides)
+    sides = {expr: order for found, order in ((cut.left, of_left), (cut.right, of_right)) for expr in found.slots}
+    sums = tuple(replace(dot, args=tuple(sides[arg].tree(arg) for arg in dot.args)) for dot in cut.sums)
+    reduces = (*cut.sums, *cut.riding, *(reduce for look in cut.ahead for reduce in look.riding))
+    made = (s.name for s in cut.epilogue if isinstance(s, Load | Map))
+    values = dict.fromkeys((*(r.names[0] for r in reduces), *made))
+    of_result = Order([*sorted(values, key=lambda name: (-len(kinds[name].axes), cut.n in kinds[name].axes)), *numbers])
+    reduced = cut.reduced
+    if reduced is not None:
+        known = (*(r.names[0] for r in reduced.reduces), *(s.name for s in reduced.finish if not isinstance(s, Store)))
+        behind = Order([*known, *numbers])
+        orders = (of_result if isinstance(s, Map) and not s.kind.axes else behind for s in reduced.finish)
+        finish = tuple(order.statement(s) for s, order in zip(reduced.finish, orders, strict=True))
+        reduced = Reduced(tuple(map(of_result.reduce, reduced.reduces)), finish)
+    return replace(
+        cut,
+        sums=sums,
+        left=left,
+        right=right,
+        ahead=tuple(side(look)[0] for look in cut.ahead),
+        epilogue=tuple(map(of_result.statement, cut.epilogue)),
+        reduced=reduced,
+    )
 
 
 def _behind(program: RowProgram, of_result: list[Reduce]) -> set[str]:
@@ -170,9 +214,7 @@ def _awaited(program: RowProgram, of_result: list[Reduce]) -> set[str]:
     return {name for r in program.reduces for name in r.names if name in needed}
 
 
-def _side(
-    program: RowProgram, axis: str, slots: tuple[sp.Expr, ...], riding: tuple[Reduce, ...], known: set[str]
-) -> Side:
+def _side(program: RowProgram, axis: str, slots: tuple[Expr, ...], riding: tuple[Reduce, ...], known: set[str]) -> Side:
     """`known`: reductions that a look ahead has made."""
     read = frozenset().union(*map(names_of, slots), *map(used_names, riding))
     needed = list(_needed(program, [], read=read, stop=known))
@@ -206,18 +248,20 @@ def contraction(problem: Problem) -> Contraction:
     return contraction_of(problem, passed(written_program(problem), Schedule())[-1][1])
 
 
-def vanishes(factor: sp.Expr, side: Side, k: str) -> bool:
+def vanishes(factor: Expression, side: Side, k: str) -> bool:
     """Whether a factor is 0 where the loads of its side are filled with 0: a product of values along k, as loaded.
 
     A factor that is not, such as exp(x) or one with a value of its own for each row, must be replaced beyond an edge.
     """
-    zeros = {symbol(load.name) for load in side.loads if k in load.kind.axes}
-    ordered = list(steps(factor)) if isinstance(factor, Ordered) else [("*", e) for e in sp.Mul.make_args(factor)]
-    parts = [part for _, part in ordered]
-    bases = [part.base if part.is_Pow and part.exp.is_positive else part for part in parts]
-    finite = all(base in zeros or base in SIZES or (base.is_number and base.is_finite) for base in bases)
-    divides = any(way == "/" and not part.is_number for way, part in ordered)
-    return finite and not divides and any(base in zeros for base in bases)
+    zeros = {load.name for load in side.loads if k in load.kind.axes}
+    if is_minus(factor):
+        return vanishes(factor.right, side, k)
+    parts = operands(factor, "*/")
+    bases = [part.base if isinstance(part, Power) and part.exponent > 0 else part for _, part in parts]
+    names = {base.name for base in bases if isinstance(base, Name)}
+    is_product = all(isinstance(base, Name | Number) for base in bases) and names <= {*zeros, *map(str, SIZES)}
+    divides = any(way == "/" and not isinstance(part, Number) for way, part in parts)
+    return is_product and not divides and bool(names & zeros)
 
 
 def is_neutral(reduce: Reduce, side: Side, k: str) -> bool:
@@ -378,7 +422,7 @@ def way_through_registers(problem: Problem, side: Side) -> str:
     tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
     if gains(problem, side):
         return ""
-    bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
+    bare = set(map(value_alone, side.slots)) & {name for name, t in tensors.items() if t.dtype is F32}
     if len(bare) < len(side.slots):
         return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
     if any(tensors[name].null_as is not None for name in bare):
@@ -393,7 +437,7 @@ def gains(problem: Problem, side: Side) -> tuple[Load, ...]:
     matrices = [load for load in side.loads if load.kind.is_matrix]
     others = tuple(load for load in side.loads if load.kind.axes and not load.kind.is_matrix)
     is_one = len(side.slots) == len(matrices) == 1 and not side.known
-    if not is_one or side.slots[0] == symbol(matrices[0].name) or any(side.axis in ld.kind.axes for ld in others):
+    if not is_one or side.slots[0] == Name(matrices[0].name) or any(side.axis in ld.kind.axes for ld in others):
         return ()
     matrix = problem.tensor(matrices[0].tensor)
     return others if matrix.dtype is F32 and matrix.null_as is None else ()
@@ -403,9 +447,10 @@ def gains(problem: Problem, side: Side) -> tuple[Load, ...]:
 def tile_problem_plan(problem: Problem, schedule: Schedule) -> TilePlan:
     """The plan as far as legality asks: of the program before the rewrites that a schedule chooses."""
     cut = contraction(problem)
-    return TilePlan(problem=problem, program=written_program(problem), schedule=schedule, cut=cut)
+    return TilePlan(problem=problem, program=frozen(written_program(problem)), schedule=schedule, cut=cut)
 
 
 def tile_plan_of(problem: Problem, program: RowProgram, schedule: Schedule) -> TilePlan:
     """The plan of a program that is already rewritten for the schedule."""
-    return TilePlan(problem=problem, program=program, schedule=schedule, cut=contraction_of(problem, program))
+    cut = contraction_of(problem, program)
+    return TilePlan(problem=problem, program=frozen(program), schedule=schedule, cut=cut)
