@@ -4,8 +4,9 @@ No size decides: a way to share a row moves so many bytes through so many SMs, a
 often. What lasts shortest comes first, among the ways without such blocks too. The constants are fitted to 840
 schedules of 43 problems (H200: softmax, layernorm and rmsnorm forward, f32 and bf16, 1 to 64 rows of 1 M to 16 M): what
 comes first takes 2.6 % more than the best of these in the mean, 14 % at most. A fit without a third of the problems
-took 1.3 to 2.1 % more there, of what was timed. That sums over rows want registers is fitted to ten backward problems. A kernel asks for a vector of each of its inputs
-before it waits: with that counted, what was chosen for rmsnorm backward of 64 x 1 M took 292 us in place of 398.
+took 1.3 to 2.1 % more there, of what was timed. That sums over rows want registers is fitted to ten backward problems.
+A kernel asks for a vector of each of its inputs before it waits: with that counted, what was chosen for rmsnorm
+backward of 64 rows of 1 M took 292 us in place of 398.
 """
 
 from __future__ import annotations
