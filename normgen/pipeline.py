@@ -3,7 +3,7 @@
     spec, question -> Problem        what is asked            spec/, problem/
     Problem        -> RowProgram     what is computed         program/: lowered; backward: derived from that
     RowProgram     -> RowProgram     a pass at a time         program/rewrites/
-    with Schedule  -> Plan           all that follows         schedule/
+    with Schedule  -> Plan           all that follows         schedule/; its expressions are trees: program/frozen.py
     Plan           -> Module         the CUDA text            codegen/
 
 What is done with a module stands in `tuning/tuner.py`: compile, check, race, record, export.

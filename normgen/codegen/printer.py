@@ -14,18 +14,8 @@ from normgen.dtypes import DTYPES, F32
 from normgen.errors import ProgramError
 from normgen.program.frozen import BRACKETS, FLOAT, INT, LONGEST_PRODUCT
 from normgen.program.functions import MEANINGS
-from normgen.spec.formula import (
-    Binary,
-    Call,
-    Cast,
-    Expression,
-    Name,
-    Number,
-    Power,
-    Roll,
-    is_minus,
-    roll_of,
-)
+from normgen.program.trees import is_minus
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, Roll, roll_of
 from normgen.spec.functions import COLS, CONSTANTS, INFINITY, INNER, POWER, ROLL
 
 CHOICE, SUM, PRODUCT, ATOM = 0, 1, 2, 3  # how tightly a piece of text binds

@@ -11,7 +11,8 @@ from normgen.codegen.statements import Do, For, Let, Set, Statement, Struct
 from normgen.program.frozen import OWN
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST, SUM, Recipe
-from normgen.spec.formula import Expression, Name, operands, sum_of
+from normgen.program.trees import operands, sum_of
+from normgen.spec.formula import Expression, Name
 
 CONSTANTS = {LOWEST.name: "-3.402823466e+38f"}
 

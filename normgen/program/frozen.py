@@ -43,22 +43,8 @@ from normgen.program.ir import COLS, SIZES, Guard, Load, Map, Reduce, RowProgram
 from normgen.program.monoid import LOWEST, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.approximate import exp_approximate
-from normgen.spec.formula import (
-    ONE,
-    ZERO,
-    Binary,
-    Call,
-    Cast,
-    Expression,
-    Name,
-    Number,
-    Power,
-    Roll,
-    chain,
-    minus,
-    operands,
-    sum_of,
-)
+from normgen.program.trees import ONE, ZERO, chain, minus, operands, sum_of
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, Roll
 from normgen.spec.functions import ROLL
 
 FLOAT, INT, BRACKETS = "float", "int", "brackets"

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from normgen.program.frozen import FLOAT
-from normgen.spec.formula import ZERO, Binary, Call, Expression, Name, nodes
+from normgen.program.trees import ZERO
+from normgen.spec.formula import Binary, Call, Expression, Name, nodes
 
 _COLUMN = Call(FLOAT, (Name("col"),))
 

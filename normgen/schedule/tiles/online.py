@@ -23,8 +23,9 @@ from typing import TypeGuard
 from normgen.errors import ProgramError
 from normgen.program.ir import Load, Map, Reduce, Store, used_names
 from normgen.program.monoid import MAX, SUM
+from normgen.program.trees import is_minus, operands, replaced
 from normgen.schedule.tiles.plan import Contraction
-from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power, is_minus, operands, replaced
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
 from normgen.spec.functions import INFINITY
 
 _ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}

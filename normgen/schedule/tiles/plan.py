@@ -37,10 +37,11 @@ from normgen.program.ir import (
 )
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
+from normgen.program.trees import is_minus, operands
 from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
-from normgen.spec.formula import Expression, Name, Number, Power, is_minus, operands
+from normgen.spec.formula import Expression, Name, Number, Power
 
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
