@@ -33,6 +33,7 @@ LAYERS = (
     ("traced",),
     ("records",),
     ("measure",),
+    ("trials",),
     ("export",),
     ("tuning",),
     ("suites",),

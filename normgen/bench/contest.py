@@ -1,24 +1,35 @@
-"""Schedules of one problem against each other and the roofs: checked, then replayed in one interleaved run."""
+"""Kernels of one problem against each other and the roofs: checked, then replayed in one interleaved run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from normgen.bench.entrant import ROOF_SAMPLES, compiled, race_bench, raced
+from normgen.bench.entrant import ROOF_SAMPLES, Draft, compiled, race_bench, raced
 from normgen.cost.work import arithmetic_us, roof_of
+from normgen.cuda.driver import find_gpu
 from normgen.device import Device
+from normgen.errors import NormgenError, UsageError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
 from normgen.measure.isolation import process
+from normgen.measure.isolation.bench import WorkerBench
 from normgen.measure.isolation.process import Post
 from normgen.measure.judge import Judge
-from normgen.measure.protocol import roof_family
+from normgen.measure.protocol import DeviceLostError, roof_family
 from normgen.problem.problem import Problem
 from normgen.records import statistics
-from normgen.records.place import Place
-from normgen.records.statistics import Ratio
+from normgen.records.place import Context, Place
+from normgen.records.statistics import Price, Ratio
 from normgen.schedule.schedule import Schedule
+from normgen.suites.suite import Entry
+from normgen.trials.head import opening, reason_of
+from normgen.tuning.progress import Progress
+from normgen.tuning.tuner import environment, tune
+
+LEAST_SAMPLES = 6  # below it there is no 95 % interval of a median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,45 +41,144 @@ class Venue:
     samples: int
     seed: int
 
+    def head(self, versions: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        """The fields of a run of contests here that are known when it begins; `versions`: of others than ours."""
+        asked = {**options, "samples": self.samples, "seed": self.seed}
+        return opening(self.facts, {**environment(measured=True), **(versions or {})}, asked)
+
+
+def venue_of(device: int, *, samples: int, seed: int) -> Venue:
+    """The venue on a GPU by its number. Raises NoDeviceError without it, UsageError for too few samples."""
+    if samples < LEAST_SAMPLES:
+        rule = f"an interval of a median needs at least {LEAST_SAMPLES} samples"
+        raise UsageError(rule, received=str(samples))
+    found = find_gpu(device)
+    assert found is not None, "a GPU that is asked for by number is found or an error"
+    return Venue(facts=found[1], index=found[0], samples=samples, seed=seed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Samples of each name in µs, and why a name has none; `base`: of the chain without a kernel, none alone."""
+    """Samples in µs of each name, and why a name has none.
 
-    series: Mapping[str, Sequence[float]] = field(hash=False)
-    roofs_us: Mapping[str, float] = field(hash=False)
-    failed: Mapping[str, str] = field(hash=False)
+    roofs       samples by key
+    base        two series of the chain without a kernel; none alone
+    arithmetic  a roof of no samples: what products take, of a problem that has some
+    alone_us    medians of launches behind themselves, where they were asked for
+    """
+
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
+    roofs: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
     base: Sequence[Sequence[float]] = field(default=(), hash=False)
+    arithmetic: Mapping[str, float] = field(default_factory=dict, hash=False)
+    failed: Mapping[str, str] = field(default_factory=dict, hash=False)
+    alone_us: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def us(self, name: str) -> float | None:
         """The median of T, or alone of a launch."""
-        return statistics.median(self.series[name]) if name in self.series else None
+        return statistics.median(self._samples[name]) if name in self._samples else None
+
+    def price(self, name: str) -> Price | None:
+        """What the name adds to the chain; None alone, and without samples."""
+        own = self._samples.get(name)
+        return statistics.price_of(own, self.base) if own and self.base else None
 
     def cost_us(self, name: str) -> float | None:
         """The price, or alone the time."""
-        if name not in self.series or not self.base:
-            return self.us(name)
-        return statistics.price_of(self.series[name], self.base).median
+        price = self.price(name)
+        return price.median if price else self.us(name)
 
     def ratio(self, a: str, b: str) -> Ratio | None:
         """a's time over b's, replay by replay: of the whole chains."""
-        if a not in self.series or b not in self.series:
-            return None
-        return statistics.paired_ratio(self.series[a], self.series[b])
+        first, second = self._samples.get(a), self._samples.get(b)
+        return statistics.paired_ratio(first, second) if first and second else None
 
-    def price_ratio(self, a: str, b: str) -> Ratio | None:
-        """a's price over b's; alone, its time."""
-        if a not in self.series or b not in self.series:
-            return None
-        if not self.base:
-            return self.ratio(a, b)
-        first, second = self.base
-        return statistics.price_ratio(self.series[a], self.series[b], a_base=first, b_base=second)
+    def price_ratio(self, a: str, b: str | None) -> Ratio | None:
+        """a's price over b's, which may be a roof; alone, its time."""
+        first, second = self._samples.get(a), self._samples.get(b or "")
+        if first and (least := self.arithmetic.get(b or "")):
+            found = self.price(a) or statistics.summarise(first)
+            return Ratio(median=found.median / least, low=found.low / least, high=found.high / least)
+        if not first or not second or not self.base:
+            return self.ratio(a, b or "")
+        return statistics.price_ratio(first, second, a_base=self.base[0], b_base=self.base[1])
+
+    @cached_property
+    def _samples(self) -> Mapping[str, Sequence[float]]:
+        return {**self.roofs, **self.series}
+
+    @cached_property
+    def costs_of_roofs(self) -> dict[str, float]:
+        """Key -> µs of each roof whose price, or alone time, is above 0."""
+        found = {key: self.cost_us(key) or 0.0 for key in self.roofs}
+        return {key: us for key, us in found.items() if us > 0} | dict(self.arithmetic)
 
     @property
-    def roof_us(self) -> float | None:
-        found = roof_of(self.roofs_us)
-        return found[1] if found else None
+    def roofs_us(self) -> dict[str, float]:
+        """Family -> µs of its roof."""
+        return {roof_family(key): us for key, us in self.costs_of_roofs.items()}
+
+    @property
+    def roof(self) -> tuple[str | None, float | None]:
+        """The key and the µs of the roof."""
+        return roof_of(self.costs_of_roofs) or (None, None)
+
+
+Admit = Callable[[Draft, Judge, WorkerBench], bool]
+
+
+def admitted(draft: Draft, judge: Judge, _: WorkerBench) -> bool:
+    """Load a kernel, check it and warm it up."""
+    return not draft.failed and draft.judged(judge.admit(draft, warm=True))
+
+
+def race(
+    post: Post,
+    problem: Problem,
+    place: Place,
+    drafts: Mapping[str, Draft],
+    venue: Venue,
+    *,
+    note: Callable[[str], None],
+    admit: Admit = admitted,
+    alone: bool = False,
+) -> Contest:
+    """One interleaved race of the drafts that are right, the best roof of each family and the chain without a kernel.
+
+    alone   each is then timed behind itself too
+    """
+    with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:
+        judge = Judge(bench, arithmetic_us=arithmetic_us(problem, venue.facts))
+        timed = [draft for draft in drafts.values() if admit(draft, judge, bench)]
+        arithmetic = judge.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed).arithmetic
+        series = raced(judge, timed, samples=venue.samples, seed=venue.seed)
+        roofs, bases = judge.roofs, bench.bases
+        if spills := bench.conditions().get("spills"):
+            note(f"{problem} is not hot: {spills}")
+        alone_us = _alone(timed, judge, venue) if alone and bases else {}
+    return Contest(
+        series={name: series[draft.key] for name, draft in drafts.items() if draft.key in series and not draft.failed},
+        roofs={key: series[key] for key in roofs},
+        base=[series[key] for key in bases],
+        arithmetic=arithmetic,
+        failed={name: draft.failed for name, draft in drafts.items() if draft.failed},
+        alone_us=alone_us,
+    )
+
+
+def _alone(timed: Sequence[Draft], judge: Judge, venue: Venue) -> dict[str, float]:
+    """Medians of each contender behind itself."""
+
+    def run(keys: list[str]) -> dict[str, float]:
+        twins = {key: judge.bench.twin(key, Context.ALONE) for key in keys}
+        series = timing.race(judge.bench, list(twins.values()), samples=venue.samples, seed=venue.seed)
+        return {key: statistics.median(series[twin]) for key, twin in twins.items()}
+
+    found, faults = judge.rerun([draft.key for draft in timed if not draft.failed], run)
+    for draft in timed:
+        if draft.key in faults:
+            draft.fail(faults[draft.key])
+    return found
 
 
 def hold(
@@ -82,22 +192,30 @@ def hold(
     """Time every schedule that is right. Names with equal schedules share one kernel and its samples.
 
     note   is told of lost workers
-    Raises RefusedError when the device cannot hold the data, DeviceLostError when no worker can be kept alive.
+    Nobody has samples where the device cannot hold the data. Raises DeviceLostError when no worker can be kept alive.
     """
     distinct = {schedule.key: schedule for schedule in schedules.values()}
-    with Post(process.BENCH, venue.index) as post:
-        post.worker()  # gets ready while the kernels are compiled
-        drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
-        with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:
-            court = Judge(bench, arithmetic_us=arithmetic_us(problem, venue.facts))
-            timed = [d for d in drafts.values() if not d.failed and d.judged(court.admit(d, warm=True))]
-            least = court.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed).arithmetic
-            series = raced(court, timed, samples=venue.samples, seed=venue.seed)
-            roofs, bases = court.roofs, bench.bases
-    reasons = {key: draft.failed for key, draft in drafts.items()}
-    return Contest(
-        series={name: series[s.key] for name, s in schedules.items() if not reasons[s.key]},
-        roofs_us={roof_family(key): us for key, us in timing.figures_of(series, roofs, bases).items()} | least,
-        base=[series[key] for key in bases],
-        failed={name: reasons[s.key] for name, s in schedules.items() if reasons[s.key]},
+    try:
+        with Post(process.BENCH, venue.index) as post:
+            post.worker()  # gets ready while the kernels are compiled
+            drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
+            found = race(post, problem, place, drafts, venue, note=note)
+    except DeviceLostError:
+        raise
+    except NormgenError as error:
+        return Contest(failed=dict.fromkeys(schedules, reason_of(error)))
+    named = {name: s.key for name, s in schedules.items()}
+    return replace(
+        found,
+        series={name: found.series[key] for name, key in named.items() if key in found.series},
+        failed={name: found.failed[key] for name, key in named.items() if key in found.failed},
     )
+
+
+def tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None = None) -> Schedule:
+    """What a tune finds for an entry. Raises KeyboardInterrupt where Ctrl-C ended it."""
+    limits: dict[str, Any] = {"device": venue.index, "budget_s": budget_s, "trials": trials, "seed": venue.seed}
+    result = tune(**entry.arguments(), **limits, progress=progress)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result.record.schedule

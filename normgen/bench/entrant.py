@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from normgen.bench.result import one_line, reason_of
 from normgen.codegen.module import Module
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
@@ -23,6 +22,7 @@ from normgen.problem.problem import Problem
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
+from normgen.trials.head import one_line, reason_of
 
 CHECKED_ELEMENTS = 1 << 21  # of the adversarial check; what is timed is checked on its own inputs besides
 ROOF_SAMPLES = 12  # of each roof, to choose the best of each family

@@ -14,25 +14,22 @@ import click
 
 from normgen.bench import ablation, runner, transfer
 from normgen.bench import plot as plots
-from normgen.bench.ablation import Ablation
-from normgen.bench.contest import Venue
+from normgen.bench.contest import Venue, venue_of
 from normgen.bench.peers import Options, check_names
-from normgen.bench.result import Results, Run, from_json, joined
-from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
+from normgen.bench.result import Results, joined
+from normgen.bench.runner import Wish
 from normgen.bench.table import results_text
-from normgen.bench.transfer import Transfer
 from normgen.cli.options import STDOUT
 from normgen.cli.text.result import Terminal
-from normgen.cuda.driver import find_gpu
 from normgen.device import Device
-from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
+from normgen.errors import UsageError
 from normgen.files.private import write_output
 from normgen.records.record import Record
 from normgen.records.winners import kept_of, records_of, shipped_folder
 from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
-
-EXIT_INTERRUPTED = 130
+from normgen.trials.file import of_text, read, text_of, write
+from normgen.trials.head import Run
 
 
 class Found(Protocol):
@@ -63,12 +60,7 @@ class Ask:
         return results_file(self.json_to)
 
     def venue(self) -> Venue:
-        """Where contests are held. Raises NoDeviceError without a GPU, UsageError for too few samples."""
-        if self.samples < 6:
-            raise UsageError("an interval of a median needs at least 6 samples", received=str(self.samples))
-        found = find_gpu(self.device)
-        assert found is not None, "a GPU that is asked for by number is found or an error"
-        return Venue(facts=found[1], index=found[0], samples=self.samples, seed=self.seed)
+        return venue_of(self.device, samples=self.samples, seed=self.seed)
 
 
 def run(
@@ -99,7 +91,7 @@ def run(
     file = ask.file()
     if resume and file is None:
         raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
-    before = _recorded(file) if resume and file is not None and file.exists() else None
+    before = read(Results, file) if resume and file is not None and file.exists() else None
     wish = Wish(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),
@@ -117,11 +109,10 @@ def run(
             device=ask.device,
             progress=progress,
             before=before,
-            on_results=lambda found: _save(file, found),
+            path=file,
         )
-    _save(file, results)
     _show(results, ask.json_to, picture)
-    return exit_code(results)
+    return results.exit_code
 
 
 def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, which: slice) -> int:
@@ -129,7 +120,7 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
 
     Returns the exit code.
     """
-    file, venue = ask.file(), ask.venue()
+    venue = ask.venue()
     known = known_records(ask.records, venue.facts)
     if rows is None:
         entries = transfer.random_entries(known, count=count, seed=ask.seed)
@@ -145,9 +136,9 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
             limit_s=ask.limit_s,
             progress=progress,
             is_banded=rows is not None,
-            on_results=lambda results: _save(file, results),
+            path=ask.file(),
         )
-    return _conclude(found, file, ask.json_to, transfer.transfer_text(found))
+    return _conclude(found, ask.json_to, transfer.transfer_text(found))
 
 
 def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
@@ -182,7 +173,7 @@ def _tell(found: Found, json_to: str | None) -> None:
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:
     """What each technique is worth in the tuned kernels of a suite or a file of records. Returns the exit code."""
-    file, venue = ask.file(), ask.venue()
+    venue = ask.venue()
     with runner.record_places(ask.records, venue.facts) as folders:
         winners = ablation.tuned_entries(source, venue.facts, folders)
     cases, unused = ablation.cases_of(winners, each=each, most=most)
@@ -195,9 +186,9 @@ def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> 
             tried=tried,
             limit_s=ask.limit_s,
             progress=progress,
-            on_results=lambda results: _save(file, results),
+            path=ask.file(),
         )
-    return _conclude(found, file, ask.json_to, ablation.ablation_text(found))
+    return _conclude(found, ask.json_to, ablation.ablation_text(found))
 
 
 def results_file(json_to: str | None) -> Path | None:
@@ -214,57 +205,27 @@ def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
     return [*given, *records_of(facts, [shipped_folder()])]
 
 
-def _save(file: Path | None, found: Run) -> None:
-    if file is not None:
-        write_output(file, as_json(found))
-
-
-def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None, text: str) -> int:
-    _save(file, found)
+def _conclude(found: Run, json_to: str | None, text: str) -> int:
     click.echo(as_json(found).rstrip("\n") if json_to == STDOUT else text)
-    return _ended(found.note)
+    return found.exit_code
 
 
 def show_recorded(recorded: Sequence[Path], *, json_to: str | None, picture: Path | None) -> int:
     """Print, draw and write what earlier runs of a suite found: the later files' entries replace the earlier ones'."""
-    found = reduce(joined, map(_recorded, recorded))
-    _save(results_file(json_to), found)
+    found = reduce(joined, (read(Results, file) for file in recorded))
+    if file := results_file(json_to):
+        write(file, found)
     _show(found, json_to, picture)
     return 0
 
 
-def _recorded(file: Path) -> Results:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("cannot read the results file", received=f"{file}: {error}") from None
-    return from_json(text, file=str(file))
-
-
 def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
-    text = as_json(results)
     # What is printed is what the file says: a figure rounded twice may end on another digit.
-    click.echo(text.rstrip("\n") if json_to == STDOUT else results_text(from_json(text)))
+    said = of_text(Results, text_of(results).encode())
+    click.echo(as_json(results).rstrip("\n") if json_to == STDOUT else results_text(said))
     if picture is not None and results.entries:
         plots.plot(results, picture)
 
 
 def as_json(results: Run) -> str:
     return json.dumps(results.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def exit_code(results: Results) -> int:
-    """130 interrupted, 6 device lost, 4 a wrong kernel of ours, 3 one that does not compile or run, else 0."""
-    if ended := _ended(results.note):
-        return ended
-    failed = [entry.ours.failed for entry in results.entries if entry.ours.failed]
-    if any(reason.startswith("wrong result") for reason in failed):
-        return VerificationError.exit_code
-    return NothingValidError.exit_code if failed else 0
-
-
-def _ended(note: str) -> int:
-    """The exit code of an early end: 130 interrupted, 6 device lost; a time limit is none."""
-    if note == INTERRUPTED:
-        return EXIT_INTERRUPTED
-    return DriverError.exit_code if note.startswith(DEVICE_LOST) else 0

@@ -20,23 +20,24 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from normgen.bench.contest import Contest, Venue, hold
-from normgen.bench.result import reason_of
 from normgen.cost.model import predicted_us
 from normgen.cost.work import flops
 from normgen.device import TARGETS, Device
-from normgen.errors import NormgenError, UsageError
+from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
 from normgen.files.shipped import shipped
 from normgen.ladder.kernels import Part, around_tile, parts_of, problem_of
 from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
+from normgen.measure.protocol import DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.records.place import Place, place_of
 from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.toml_lines import read_text
+from normgen.trials.head import reason_of
 from normgen.tuning.tuner import environment
 
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor
@@ -252,8 +253,8 @@ def _measured(parts: Sequence[Part], ground: Ground, tell: Callable[[str], None]
         tell(f"race {len(mine)} kernels of {problem}")
         try:
             contest = hold(problem, ground.place, mine, venue, note=tell)
-        except NormgenError as error:
-            contest = Contest(series={}, roofs_us={}, failed=dict.fromkeys(mine, reason_of(error)))
+        except DeviceLostError as error:
+            contest = Contest(failed=dict.fromkeys(mine, reason_of(error)))
         for key, schedule in mine.items():
             us = contest.cost_us(key)
             clock[problem, schedule] = us if us is not None else contest.failed.get(key, "it was not timed")

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from normgen.bench.result import Results, from_json
+from normgen.bench.result import Results
 from normgen.errors import NothingValidError, UsageError
-from normgen.files.decoded import parse_json
 from normgen.files.shipped import shipped
 from normgen.records.lines import told
 from normgen.records.place import Place
@@ -23,6 +22,7 @@ from normgen.records.winners import read as read_records
 from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.studies.sweep_file import Sweep, is_sweep, read_sweep
+from normgen.trials.file import peeked, read
 
 SEARCH, SWEEP = "search", "sweep"
 
@@ -129,7 +129,7 @@ def gather(files: Sequence[Path]) -> Evidence:
     benches: list[Results] = []
     for path in chosen:
         if is_bench(path):
-            benches.append(from_json(path.read_text(encoding="utf-8"), file=str(path)))
+            benches.append(read(Results, path))
             sources.append(Source(path=str(path), found=len(benches[-1].entries)))
             continue
         if is_sweep(path):
@@ -166,13 +166,7 @@ def known_files() -> list[Path]:
 
 def is_bench(path: Path) -> bool:
     """Whether a file is what `normgen bench SUITE --json` writes."""
-    if path.suffix != ".json":
-        return False
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):  # whoever reads it as something else says what is wrong
-        return False
-    return isinstance(found, dict) and {"suite", "entries"} <= found.keys()
+    return {"suite", "summary"} <= peeked(path).keys()
 
 
 def is_final(record: Record) -> bool:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from normgen.bench.result import Results, from_json, geometric_mean
+from normgen.bench.result import Results, geometric_mean
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
@@ -37,6 +37,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
 from normgen.spec.reader import list_specs, load
 from normgen.text.words import WORDS
+from normgen.trials.file import read
 
 ROOT = Path(__file__).resolve().parents[2]
 _PART = re.compile(r"(<!-- derived: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -90,7 +91,7 @@ def peers_part(root: Path) -> str:
 
 def _benches(root: Path) -> list[Results]:
     files = sorted((root / "generated" / "evidence").glob("bench_*.json"))
-    return [from_json(file.read_text(encoding="utf-8"), file=file.name) for file in files]
+    return [read(Results, file) for file in files]
 
 
 def benches_part(root: Path) -> str:
@@ -103,7 +104,7 @@ def benches_part(root: Path) -> str:
 
 
 def _bench(file: Path) -> tuple[str, ...]:
-    results = from_json(file.read_text(encoding="utf-8"), file=file.name)
+    results = read(Results, file)
     figures, worst = results.figures(), results.worst
     faster = worst.faster if worst else None
     return (

@@ -18,6 +18,7 @@ from normgen.records.winners import adopt
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.techniques import all_techniques
+from normgen.trials.file import read
 from normgen.tuning.progress import Silent
 from normgen.tuning.tuner import environment
 from tests.bench.modelled import H200, tuned
@@ -41,7 +42,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr(process, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(
-        "normgen.bench.walk.environment",
+        "normgen.bench.contest.environment",
         lambda *, measured: environment(measured=False),  # noqa: ARG005
     )
     with all_workers_end(monkeypatch):
@@ -166,7 +167,7 @@ def test_the_command_prints_the_table_and_writes_the_figures(
     assert ended.value.code == 0
     assert captured.out.startswith("technique")
     assert "[2/2] layernorm fwd 4096x1024 bf16 fresh: " in captured.err
-    assert json.loads(out.read_text())["options"]["tried"] == 1
+    assert read(Ablation, out).options["tried"] == 1
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "--ablation", "no_suite"])
     assert ended.value.code == 2

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from normgen import verify
 from normgen.bench.accuracy.kernels import Place
 from normgen.bench.peers import load_peer
-from normgen.bench.result import reason_of
 from normgen.errors import NormgenError, NotOfferedError, UsageError, did_you_mean
 from normgen.files.decoded import parse_json
 from normgen.pipeline import emit
@@ -26,6 +25,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
+from normgen.trials.head import reason_of
 from normgen.verify import Inputs
 
 COLS, HEADS = 4096, 32
