@@ -164,6 +164,9 @@ class Results(Run):
             data = {name: value for name, value in data.items() if name != "cache"} | plain(place)
         return made(EntryResult, data)
 
+    def is_good(self, trial: EntryResult) -> bool:
+        return trial.ours.us is not None
+
     @property
     def exit_code(self) -> int:
         """As every run's; 4 a wrong kernel of ours, 3 one that does not compile or run, else 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from normgen.bench import entry as entries
@@ -75,11 +75,6 @@ def run_suite(
             venue=venue, post=post, peers=chosen, options=wish.options, note=progress.note, alone=wish.alone
         )
         opened = Results(**venue.head(versions, **asdict(wish)), suite=suite.name, summary=suite.summary)
-        kept: tuple[EntryResult, ...] = ()
-        if before is not None:
-            opened.check_same(before)
-            opened = replace(opened, started=before.started, seconds=before.seconds)
-            kept = tuple(entry for entry in before.entries if entry.ours.us is not None)
         return run(
             opened,
             suite.entries,
@@ -87,7 +82,7 @@ def run_suite(
             progress=progress,
             words=lambda found: progress_text(found[0]),
             path=path,
-            kept=kept,
+            before=before,
             limit_s=wish.limit_s,
             on_results=on_results,
         )

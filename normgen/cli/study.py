@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from normgen.bench.accuracy.bits import PAIRS, VALUES, Beside, check_known, run_pairs
+from normgen.bench.accuracy.bits import PAIRS, VALUES, check_known, run_pairs
 from normgen.bench.accuracy.cells import (
     COLS,
     CPU_ELEMENTS,
@@ -19,7 +19,6 @@ from normgen.bench.accuracy.cells import (
     OPS,
     ROWS,
     Asked,
-    Measured,
 )
 from normgen.bench.accuracy.kernels import OnCpu, OnGpu
 from normgen.bench.accuracy.table import fill, torch_versions
@@ -37,14 +36,14 @@ from normgen.cli.options import (
     target_option,
 )
 from normgen.cli.problems import read_problem
-from normgen.cli.text.result import LiveLine
+from normgen.cli.text.result import LiveLine, Terminal
 from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
 from normgen.cost.model import predict
 from normgen.cuda.driver import device_facts, find_gpu
 from normgen.device import Device
 from normgen.device import target as named_target
-from normgen.errors import UsageError, VerificationError
+from normgen.errors import UsageError
 from normgen.files.private import write_output
 from normgen.ladder.points import read_schedule
 from normgen.problem.question import Direction
@@ -361,18 +360,13 @@ def accuracy(
         elements=elements or (CPU_ELEMENTS if index is None else ELEMENTS),
     )
 
-    def tell(done: int, total: int, measured: Measured) -> None:
-        marks = [name for name, found in measured.tensors.items() if found.is_over or found.is_worse]
-        said = f": {', '.join(marks)} marked" if marks else ""
-        click.echo(f"{done} of {total} {measured.cell}{said}", err=True)
-
-    table = fill(
-        file, asked, index=index, seed=seed, workers=workers or os.cpu_count() or 1, torch=torch_versions(), tell=tell
-    )
+    cores = workers or os.cpu_count() or 1
+    with Terminal() as progress:
+        table = fill(file, asked, index=index, seed=seed, workers=cores, torch=torch_versions(), progress=progress)
     if page is not None:
         write_output(page, accuracy_page(table))
     if as_json:
-        facts = {"file": str(file), "where": table.head["where"], "torch": table.head["torch"]}
+        facts = {"file": str(file), "where": table.where, "torch": table.torch}
         marked = {"over": list(table.over), "worse": list(table.worse), "above": list(table.above)}
         show({**facts, "cells": len(table.cells), **marked})
     else:
@@ -380,9 +374,8 @@ def accuracy(
             for name in names:
                 click.echo(f"{mark}: {name}")
         counts = f"{len(table.over)} over the bound, {len(table.worse)} worse than torch"
-        click.echo(f"{file}: {len(table.cells)} cells on {table.head['where']}, {counts}")
-    if table.over:
-        ctx.exit(VerificationError.exit_code)
+        click.echo(f"{file}: {len(table.cells)} cells on {table.where}, {counts}")
+    ctx.exit(table.exit_code)
 
 
 @study.command()
@@ -392,11 +385,12 @@ def accuracy(
 @click.option("--values", type=click.IntRange(min=1), default=VALUES, show_default=True, help="Of each output.")
 @click.option("--device", help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
 @seed_option
-def bits(file: Path, as_json: bool, specs: str, values: int, device: str | None, seed: int) -> None:
+@click.pass_context
+def bits(ctx: click.Context, file: Path, as_json: bool, specs: str, values: int, device: str | None, seed: int) -> None:
     """Presets beside the libraries whose bits they have: what share of each output's elements differs, into FILE.
 
     A library that is not installed, or does not run here, is named with the reason. On the CPU executor 10^5 values
-    take seconds. --json prints what FILE holds.
+    take seconds. --json prints what FILE holds, as one object.
     """
     gpu = find_gpu(parse_device(device))
     wanted = parse_names(specs)
@@ -404,14 +398,11 @@ def bits(file: Path, as_json: bool, specs: str, values: int, device: str | None,
     pairs = tuple(pair for pair in PAIRS if not wanted or pair.spec in wanted)
     place = OnCpu() if gpu is None else OnGpu(gpu[0])
 
-    def tell(found: Beside) -> None:
-        said = ", ".join(f"{name} {d.elements} of {d.of} ({d.share:.2g})" for name, d in found.outputs.items())
-        click.echo(f"{found.spec} beside {found.library}'s {found.function}: {said or found.note}", err=as_json)
-
-    text = run_pairs(pairs, place, values=values, seed=seed, tell=tell).to_json()
-    write_output(file, text)
-    if as_json:
-        click.echo(text, nl=False)
+    with Terminal() as progress:
+        found = run_pairs(pairs, place, values=values, seed=seed, progress=progress, path=file)
+    said = (f"{one.spec} beside {one.library}'s {one.function}: {one.words}" for one in found.found if one.function)
+    show(found.as_dict() if as_json else "\n".join(said))
+    ctx.exit(found.exit_code)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -53,6 +53,10 @@ class Run:
         """The run with other trials, and with other facts."""
         return replace(self, **{**facts, self.TRIALS: tuple(trials)})
 
+    def is_good(self, trial: Any) -> bool:  # noqa: ARG002
+        """Whether a run that goes on keeps the trial."""
+        return True
+
     def figures(self) -> dict[str, float | None]:
         """What sums the run up, by name."""
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -42,7 +43,7 @@ def run(
     progress: Progress,
     words: Callable[[Sequence[Any]], str],
     path: Path | None = None,
-    kept: Sequence[Any] = (),
+    before: R | None = None,
     limit_s: float | None = None,
     spread: Callable[[Sequence[C]], Iterator[tuple[C, Sequence[Any]]]] | None = None,
     on_results: Callable[[R], None] = lambda _: None,
@@ -50,13 +51,19 @@ def run(
     """Find the trials of every case and write each into `path` as it comes. Returns the whole run.
 
     words       what is said of a case's trials, behind its label
-    kept        trials of an earlier run: their cases are not measured again
+    before      an earlier run of the same: its trials that are good are kept, and their cases not measured again
     limit_s     begin no case later than this
     spread      instead of `measure`: measures the cases it is given as it likes, side by side perhaps
     on_results  gets what there is after each case
+    Raises UsageError for an earlier run of something else.
     An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
     """
-    began, trials, done = time.monotonic(), list(kept), {trial.key for trial in kept}
+    began, trials = time.monotonic(), list[Any]()
+    if before is not None:
+        opened.check_same(before)
+        opened = replace(opened, started=before.started, seconds=before.seconds)
+        trials += filter(opened.is_good, before.trials)
+    done = {trial.key for trial in trials}
     left = [case for case in cases if not done or case.key not in done]
 
     def so_far(note: str) -> R:

@@ -141,7 +141,7 @@ def test_a_run_goes_on_with_what_was_found_and_only_with_its_own(tmp_path: Path)
     before = read(Squares, path)
     assert [s.value for s in before.squares] == [1]
     told = Told()
-    found = squares(failing(1, AssertionError("again")), path, kept=before.squares, progress=told)
+    found = squares(failing(1, AssertionError("again")), path, before=before, progress=told)
     assert [s.value for s in read(Squares, path).squares] == [s.value for s in found.squares] == [1, 2, 3]
     assert told.phases == ["[2/3] number 2", "[3/3] number 3"]
     opened().check_same(before)
@@ -156,7 +156,7 @@ def test_cases_may_be_measured_side_by_side_in_any_order() -> None:
         return ((case, square(case)) for case in reversed(cases))
 
     told = Told()
-    found = squares(spread=spread, kept=(Square(value=2, square=4),), progress=told)
+    found = squares(spread=spread, before=opened().with_trials([Square(value=2, square=4)]), progress=told)
     assert [s.value for s in found.squares] == [2, 3, 1]
     assert [note.partition(":")[0] for note in told.notes] == ["[2/3] number 3", "[3/3] number 1"]
 
