@@ -76,13 +76,12 @@ def run_suite(
         )
         opened = Results(**venue.head(versions, **asdict(wish)), suite=suite.name, summary=suite.summary)
         return run(
-            opened,
+            opened.going_on(before),
             suite.entries,
             lambda entry: [_one(entry, shared, wish, folders, progress)],
             progress=progress,
             words=lambda found: progress_text(found[0]),
             path=path,
-            before=before,
             limit_s=wish.limit_s,
             on_results=on_results,
         )

@@ -28,7 +28,7 @@ from normgen.records.record import Record
 from normgen.records.winners import kept_of, records_of, shipped_folder
 from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
-from normgen.trials.file import of_text, read, text_of, write
+from normgen.trials.file import of_text, read, resumed, text_of, write
 from normgen.trials.head import Run
 
 
@@ -91,7 +91,7 @@ def run(
     file = ask.file()
     if resume and file is None:
         raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
-    before = read(Results, file) if resume and file is not None and file.exists() else None
+    before = resumed(Results, file) if resume else None
     wish = Wish(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),

@@ -44,6 +44,7 @@ from normgen.cuda.driver import device_facts, find_gpu
 from normgen.device import Device
 from normgen.device import target as named_target
 from normgen.errors import UsageError
+from normgen.files.plain import plain
 from normgen.files.private import write_output
 from normgen.ladder.points import read_schedule
 from normgen.problem.question import Direction
@@ -57,7 +58,7 @@ from normgen.studies.fit import fit_constants, read_measured
 from normgen.studies.repeat import Tuned, repeat_on_gpu
 from normgen.studies.replay import EVALUATIONS, STRATEGIES, Landscape, Report, landscape_of
 from normgen.studies.replay import replay as run
-from normgen.studies.sweep import Progress, sweep_on_gpu
+from normgen.studies.sweep import sweep_on_gpu
 from normgen.studies.sweep_file import read_sweep
 
 
@@ -70,7 +71,10 @@ from normgen.studies.sweep_file import read_sweep
 @click.option("--out", type=NewFile(), help="File (default: named by the problem).")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 @seed_option
+@click.pass_context
 def sweep(
+    ctx: click.Context,
+    /,
     as_json: bool,
     setting: str,
     context: str,
@@ -93,21 +97,20 @@ def sweep(
     where = str(place).replace(" ", "_")
     path = out or Path(f"{problem.name}_{problem.rows}x{problem.cols}_{where}.jsonl.xz")
 
-    def tell(progress: Progress) -> None:
-        best = f", best {progress.best_us:.2f} us" if progress.best_us else ""
-        click.echo(f"{progress.done} of {progress.total}{best}", err=True)
-
-    found = sweep_on_gpu(problem, place=place, path=path, limit=limit, best=best, index=device, seed=seed, tell=tell)
+    asked: dict[str, Any] = {"limit": limit, "best": best, "index": device, "seed": seed}
+    with Terminal() as progress:
+        found = sweep_on_gpu(problem, place=place, path=path, progress=progress, **asked)
     outcomes = dict(sorted(Counter(p.outcome.value for p in found.points).items()))
-    optimum, header = found.optimum, found.header
+    optimum = found.optimum
     if as_json:
-        figures = {"roof_us": header.roof_us, "noise_floor": header.noise_floor}
+        figures = {"roof_us": found.roof_us, "noise_floor": found.noise_floor}
         counts = {"file": str(path), "points": len(found.points), "outcomes": outcomes}
         show({**counts, **figures, "best": optimum.schedule.as_dict(), "best_us": optimum.us})
-        return
-    click.echo(f"{path}: {len(found.points)} of {header.legal} legal schedules, {outcomes}")
-    best_us = (optimum.us or 0.0) - (header.chain_us or 0.0)
-    click.echo(f"best {best_us:.2f} us, roofline {header.roof_us:.2f} us, {header.place.words}: {optimum.schedule}")
+        ctx.exit(found.exit_code)
+    click.echo(f"{path}: {len(found.points)} of {found.legal} legal schedules, {outcomes}")
+    best_us = (optimum.us or 0.0) - (found.chain_us or 0.0)
+    click.echo(f"best {best_us:.2f} us, roofline {found.roof_us:.2f} us, {place.words}: {optimum.schedule}")
+    ctx.exit(found.exit_code)
 
 
 @click.command()
@@ -136,15 +139,14 @@ def replay(
                 done = number * len(chosen) + len(reports)
                 line.say(f"replay  {done}/{len(files) * len(chosen)}  {name} on {file.name}, {seeds} seeds")
                 reports.append(run(land, name, seeds=seeds, workers=workers))
-        found.append((file, sweep.header, land, reports))
+        found.append((file, sweep, land, reports))
         if not as_json:
             _show_reports(file, land, reports)
     if page is not None:
         write_output(page, search_page(found, seeds=seeds))
     if as_json:
         facts = [
-            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}
-            | {"reports": [r.as_dict() for r in reports]}
+            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us} | {"reports": plain(reports)}
             for file, _, land, reports in found
         ]
         show({"sweeps": facts})

@@ -2,7 +2,7 @@
 
 A field's metadata may say more: `BESIDE` puts the fields of a nested dataclass beside its owner's, `spelled(to, of)`
 writes a value as `to` says it and reads it by `of`. A class may name properties in `ALSO`: they are
-written behind its fields, and left alone where they are read.
+written behind its fields, and left alone where they are read; of a class that is `SPARSE` defaults are not written.
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ def plain(value: Any) -> Any:
 
 def _said(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    is_sparse = getattr(value, "SPARSE", False)
     for one in fields(value):
         own = getattr(value, one.name)
+        if is_sparse and own == one.default:
+            continue
         if "spelled" in one.metadata:
-            found[one.name] = one.metadata["spelled"][0](own)
+            found[one.name] = None if own is None else one.metadata["spelled"][0](own)
         elif one.metadata.get("beside"):
             found |= plain(own)
         else:
@@ -119,7 +122,7 @@ def _of_fields(kind: Any, data: Any, at: str) -> Any:
     found: dict[str, Any] = {}
     for one in fields(kind):
         if one.metadata.get("beside"):
-            own = {f.name for f in fields(hints_of(kind)[one.name])} & left.keys()
+            own = names_of(hints_of(kind)[one.name]) & left.keys()
             if own or _is_needed(one):
                 found[one.name] = _made(hints_of(kind)[one.name], {name: left.pop(name) for name in own}, at)
         elif one.name in left:
@@ -130,6 +133,12 @@ def _of_fields(kind: Any, data: Any, at: str) -> Any:
     if left:
         raise ValueError(f"{_path(at)}knows no '{next(iter(left))}'")
     return _tried(lambda given: kind(**given), found, at)
+
+
+def names_of(kind: Any) -> set[str]:
+    """The names under which a dataclass's fields are written."""
+    nested = {one.name: names_of(hints_of(kind)[one.name]) for one in fields(kind) if one.metadata.get("beside")}
+    return {name for one in fields(kind) for name in nested.get(one.name, {one.name})}
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def _tried(make: Callable[[Any], Any], data: Any, at: str) -> Any:
     except NormgenError as error:
         said = ": ".join(part for part in (error.rule, error.received) if part)
         raise ValueError(f"{_path(at)}{said}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ValueError(f"{_path(at)}{error}") from None
 
 

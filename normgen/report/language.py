@@ -58,7 +58,8 @@ def bits_part(root: Path) -> str:
 
 def _bits(run: Bits) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
-    where = f"{run.where}, seed {run.options['seed']}, {run.values:.3g} values each; {versions or 'no library installed'}.\n\n"
+    how = f"{run.where}, seed {run.options['seed']}, {run.values:.3g} values each"
+    where = f"{how}; {versions or 'no library installed'}.\n\n"
     rows: list[tuple[str, ...]] = []
     for one in run.found:
         shares = [f"{n} {d.differing} of {d.of} ({100 * d.share:.3g} %)" for n, d in one.outputs.items()]

@@ -163,11 +163,10 @@ def fastest_of(sweep: Sweep | None, problem: Problem, place: Place, device: Devi
     """The first few of a sweep. Raises UsageError when it is a sweep of something else."""
     if sweep is None:
         return ()
-    header = sweep.header
-    same = swept_problem(header) == problem and header.place == place and header.device["name"] == device.name
+    same = swept_problem(sweep.problem) == problem and sweep.place == place and sweep.device["name"] == device.name
     if not same:
         asked = f"{problem} {place} on {device.name}"
-        swept = f"{swept_problem(header)} {header.place} on {header.device['name']}"
+        swept = f"{swept_problem(sweep.problem)} {sweep.place} on {sweep.device['name']}"
         raise UsageError(
             "the sweep must be of the problem, place and GPU model that is tuned", received=f"{swept}; {asked}"
         )

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from normgen.errors import UsageError
 from normgen.files.decoded import parse_json, unpacked
-from normgen.files.plain import made
+from normgen.files.plain import made, names_of
 from normgen.files.private import write_output
 from normgen.records import lines
 from normgen.trials.head import Run
@@ -47,7 +46,7 @@ def of_text(kind: type[R], data: bytes, *, path: Path = Path("results"), is_stri
             found = tuple(kind.trial_of(one) for one in head[kind.TRIALS])
         else:
             found = _trials(kind, rest, path, is_strict=is_strict)
-        own = {name: value for name, value in head.items() if name in {f.name for f in fields(kind)}}
+        own = {name: value for name, value in head.items() if name in names_of(kind)}
         return made(kind, {**own, kind.TRIALS: []}).with_trials(found)
     except (ValueError, TypeError) as error:
         raise _refusal(kind, path, error) from None
@@ -64,6 +63,14 @@ def _trials(kind: type[Run], data: bytes, path: Path, *, is_strict: bool) -> tup
 
 def _refusal(kind: type[Run], path: Path, error: Exception) -> UsageError:
     return UsageError(f"a results file is what {kind.WRITER} wrote", received=f"{path}: {error}")
+
+
+def resumed(kind: type[R], path: Path | None, *, is_strict: bool = False) -> R | None:
+    """What a file holds that a run may go on with: of the growing one, else of the whole one; None without a head."""
+    for file in dict.fromkeys((growing_of(path), path)) if path is not None else ():
+        if file.is_file() and file.stat().st_size and (file == path or b"\n" in file.read_bytes()):
+            return read(kind, file, is_strict=is_strict)
+    return None
 
 
 def peeked(path: Path) -> dict[str, Any]:

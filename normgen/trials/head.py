@@ -89,22 +89,28 @@ class Run:
         """A trial of its plain values. Raises ValueError."""
         return made(typing.get_args(hints_of(cls)[cls.TRIALS])[0], data)
 
-    def check_same(self, before: Run) -> None:
-        """Raises UsageError unless this run may go on with what an earlier one found."""
-        now, then = _question(self), _question(before)
+    @property
+    def question(self) -> dict[str, Any]:
+        """What must be the same for a run to go on with another's trials."""
+        head = self.head()
+        options = {name: value for name, value in head["options"].items() if name != "limit_s"}
+        passing = {"schema", "summary", "started", "seconds", "finished", "note"}
+        return {name: value for name, value in head.items() if name not in passing} | {"options": options}
+
+    def going_on(self, before: Self | None) -> Self:
+        """An earlier run of the same question, with its good trials, to go on with; without one this run.
+
+        Raises UsageError for a run of something else.
+        """
+        if before is None:
+            return self
+        now, then = self.question, before.question
         other = [f"{name} {then.get(name)}, now {now[name]}" for name in now if now[name] != then.get(name)]
         if other:
             rule = "results to go on with are of the same question, device, versions and options"
             hint = "write to another file, or leave out what asks to go on"
             raise UsageError(rule, received="; ".join(other), hint=hint)
-
-
-def _question(run: Run) -> dict[str, Any]:
-    """What must be the same for a run to go on with another's trials."""
-    head = run.head()
-    options = {name: value for name, value in head["options"].items() if name != "limit_s"}
-    passing = {"schema", "summary", "started", "seconds", "finished", "note"}
-    return {name: value for name, value in head.items() if name not in passing} | {"options": options}
+        return before.with_trials(filter(self.is_good, before.trials))
 
 
 def opening(device: Device, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:

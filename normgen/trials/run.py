@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -38,31 +37,24 @@ C = TypeVar("C", bound=Case)
 def run(
     opened: R,
     cases: Sequence[C],
-    measure: Callable[[C], Sequence[Any]],
+    measure: Callable[[C], Sequence[Any]] | None = None,
     *,
     progress: Progress,
     words: Callable[[Sequence[Any]], str],
     path: Path | None = None,
-    before: R | None = None,
     limit_s: float | None = None,
     spread: Callable[[Sequence[C]], Iterator[tuple[C, Sequence[Any]]]] | None = None,
     on_results: Callable[[R], None] = lambda _: None,
 ) -> R:
-    """Find the trials of every case and write each into `path` as it comes. Returns the whole run.
+    """Find the trials of every case of which `opened` has none; write each into `path` as it comes. The whole run.
 
     words       what is said of a case's trials, behind its label
-    before      an earlier run of the same: its trials that are good are kept, and their cases not measured again
     limit_s     begin no case later than this
     spread      instead of `measure`: measures the cases it is given as it likes, side by side perhaps
     on_results  gets what there is after each case
-    Raises UsageError for an earlier run of something else.
     An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
     """
-    began, trials = time.monotonic(), list[Any]()
-    if before is not None:
-        opened.check_same(before)
-        opened = replace(opened, started=before.started, seconds=before.seconds)
-        trials += filter(opened.is_good, before.trials)
+    began, trials = time.monotonic(), list(opened.trials)
     done = {trial.key for trial in trials}
     left = [case for case in cases if not done or case.key not in done]
 
@@ -78,6 +70,7 @@ def run(
             if limit_s is not None and time.monotonic() - began > limit_s:
                 raise _TimeUp
             progress.phase(at(case, number))
+            assert measure is not None, "cases are measured one by one, or spread"
             yield case, measure(case)
 
     book, note = Book(path, so_far(RUNNING)), ""

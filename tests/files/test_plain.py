@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normgen.errors import UsageError
-from normgen.files.plain import BESIDE, made, plain, rounded, spelled
+from normgen.files.plain import BESIDE, made, names_of, plain, rounded, spelled
 
 
 class Colour(StrEnum):
@@ -118,3 +118,7 @@ def test_what_does_not_fit_is_refused_with_its_place(damage: dict[str, Any], mes
 def test_rounding_keeps_five_digits_and_no_nan(value: float) -> None:
     (found,) = rounded({"a": [value]})["a"]
     assert found is None if not math.isfinite(value) else found == float(f"{value:.5g}")
+
+
+def test_the_names_of_a_class_are_those_it_is_written_under() -> None:
+    assert names_of(Shape) == {name for name in PLAIN if name != "area"}

@@ -82,7 +82,7 @@ def test_figures_of_sweeps_are_ratios_of_the_best_prices() -> None:
     file = next((ROOT / "generated" / "sweeps").glob("layernorm_8192x768_*"))
     sweep = read_sweep(file)
     timed = [(p.schedule.store, p.us) for p in sweep.points if p.us]
-    base = sweep.header.chain_us or 0.0
+    base = sweep.chain_us or 0.0
     best = {store: min(us for own, us in timed if own is store) - base for store in {own for own, _ in timed}}
     for store, price in best.items():
         (other,) = (value for name, value in best.items() if name is not store)

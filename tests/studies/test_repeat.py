@@ -17,12 +17,13 @@ from normgen.measure.isolation import process
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place, Setting
-from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies import repeat
 from normgen.studies.repeat import SWEPT, Repeat, Tuned, fastest_of, time_together, tune_apart
-from normgen.studies.sweep_file import Point, Sweep, header_of
+from normgen.studies.sweep_file import Sweep
+from normgen.trials.head import opening
+from normgen.trials.trial import Trial
 from normgen.tuning.compile import Builder
 from tests.suites.fake_worker import COPY_US, FakeBench
 
@@ -37,12 +38,11 @@ def swept(*us: float, place: Place = DEFAULT_PLACE) -> Sweep:
         "dtypes": {t.name: t.dtype.name for t in PROBLEM.tensors},
     }  # fmt: skip
     schedules = [Schedule(threads_per_row=32, rows_per_block=2 ** (n + 1)) for n in range(len(us))]
-    header = header_of(
-        schedules, default=schedules[0], problem=key, place=place, device=H200.as_dict(), versions={}, roof_us=1.0,
-        noise_floor=0.01, bytes=1, seed=0,
+    points = tuple(Trial(schedule=s, us=t) for s, t in zip(schedules, us, strict=True))
+    return Sweep(
+        **opening(H200, {}, {}), legal=len(us), default=schedules[0], problem=key, place=place, roof_us=1.0,
+        noise_floor=0.01, bytes=1, points=points,
     )  # fmt: skip
-    points = tuple(Point(schedule=s, outcome=Outcome.OK, us=t) for s, t in zip(schedules, us, strict=True))
-    return Sweep(header=header, points=points)
 
 
 def test_tunes_of_two_seeds_find_the_same_within_the_noise(

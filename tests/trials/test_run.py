@@ -12,7 +12,7 @@ import pytest
 from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.measure.protocol import DeviceLostError
-from normgen.trials.file import growing_of, of_text, peeked, read, text_of, write
+from normgen.trials.file import growing_of, of_text, peeked, read, resumed, text_of, write
 from normgen.trials.head import Run, opening
 from normgen.trials.run import run
 
@@ -73,7 +73,8 @@ def squares(
     measure: Callable[[Number], Sequence[Square]] = square, path: Path | None = None, **more: object
 ) -> Squares:
     said = lambda found: f"{found[0].square:g}"  # noqa: E731
-    return run(opened(), CASES, measure, progress=more.pop("progress", Told()), words=said, path=path, **more)  # type: ignore[arg-type]
+    start, progress = more.pop("start", opened()), more.pop("progress", Told())
+    return run(start, CASES, measure, progress=progress, words=said, path=path, **more)  # type: ignore[arg-type]
 
 
 def failing(at: int, error: BaseException) -> Callable[[Number], list[Square]]:
@@ -141,13 +142,14 @@ def test_a_run_goes_on_with_what_was_found_and_only_with_its_own(tmp_path: Path)
     before = read(Squares, path)
     assert [s.value for s in before.squares] == [1]
     told = Told()
-    found = squares(failing(1, AssertionError("again")), path, before=before, progress=told)
+    again = opened(limit_s=3).going_on(resumed(Squares, path))
+    assert (again.started, again.squares) == (before.started, before.squares)
+    found = squares(failing(1, AssertionError("again")), path, start=again, progress=told)
     assert [s.value for s in read(Squares, path).squares] == [s.value for s in found.squares] == [1, 2, 3]
     assert told.phases == ["[2/3] number 2", "[3/3] number 3"]
-    opened().check_same(before)
-    opened(limit_s=3).check_same(before)
+    assert opened().going_on(None).squares == ()
     with pytest.raises(UsageError, match="of the same question") as refused:
-        opened(samples=3).check_same(before)
+        opened(samples=3).going_on(before)
     assert "now {'samples': 3}" in str(refused.value.received)
 
 
@@ -156,7 +158,7 @@ def test_cases_may_be_measured_side_by_side_in_any_order() -> None:
         return ((case, square(case)) for case in reversed(cases))
 
     told = Told()
-    found = squares(spread=spread, before=opened().with_trials([Square(value=2, square=4)]), progress=told)
+    found = squares(spread=spread, start=opened().with_trials([Square(value=2, square=4)]), progress=told)
     assert [s.value for s in found.squares] == [2, 3, 1]
     assert [note.partition(":")[0] for note in told.notes] == ["[2/3] number 3", "[3/3] number 1"]
 

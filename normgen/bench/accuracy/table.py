@@ -16,7 +16,7 @@ from normgen.bench.accuracy.kernels import OnCpu, OnGpu, Place
 from normgen.bench.accuracy.measure import measure
 from normgen.bench.peers import load_peer, missing_packages
 from normgen.errors import VerificationError
-from normgen.trials.file import read
+from normgen.trials.file import resumed
 from normgen.trials.head import Run, opening
 from normgen.trials.run import Progress, run
 from normgen.tuning.run import versions
@@ -86,13 +86,12 @@ def fill(
     opened = Table(**opening(place.facts, versions(), {"seed": seed}), where=where, torch=torch)
     cells = list(asked.cells())
     found = run(
-        opened,
+        opened.going_on(resumed(Table, path)),
         cells,
         lambda cell: [measure(cell, place, seed=seed)],
         progress=progress,
         words=lambda measured: f"{measured[0].marked} marked" if measured[0].marked else "",
         path=path,
-        before=read(Table, path) if path.exists() and path.stat().st_size else None,
         spread=None if workers == 1 else partial(_each, index=index, seed=seed, workers=workers),
     )
     by_cell = {m.cell: m for m in found.cells}

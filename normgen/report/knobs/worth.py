@@ -28,7 +28,7 @@ from normgen.report.techniques import ablation_lines
 from normgen.schedule.knobs import TABLE
 from normgen.schedule.schedule import Schedule, changed, schedule_from
 from normgen.spec.reader import load
-from normgen.studies.sweep_file import Header, Sweep, read_sweep
+from normgen.studies.sweep_file import Sweep, read_sweep
 from normgen.studies.techniques import changes
 
 Value = tuple[str, Any]  # a knob's name and one of its values
@@ -82,7 +82,7 @@ def _of_ablations(root: Path) -> Iterator[tuple[Value, Ratio]]:
 def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
     for file in sorted((root / "generated" / "sweeps").glob("*.xz")):
         sweep = read_sweep(file)
-        where = f"{_swept(sweep.header)}, sweep"
+        where = f"{_swept(sweep)}, sweep"
         for knob in TABLE:
             best = _best_of_values(sweep, knob.name)
             for value, us in best.items():
@@ -93,7 +93,7 @@ def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
 
 def _best_of_values(sweep: Sweep, knob: str) -> dict[Any, float]:
     """Value -> the least price of a measured schedule that has it; alone: the least time."""
-    base = sweep.header.chain_us or 0.0
+    base = sweep.chain_us or 0.0
     best: dict[Any, float] = {}
     for point in sweep.points:
         if point.us is not None:
@@ -102,10 +102,10 @@ def _best_of_values(sweep: Sweep, knob: str) -> dict[Any, float]:
     return best
 
 
-def _swept(header: Header) -> str:
-    key = header.problem
+def _swept(sweep: Sweep) -> str:
+    key = sweep.problem
     dtype = key["dtypes"][load(key["op"]).inputs[0].name]
-    return f"{key['op']} {Direction(key['direction']).short} {key['rows']}x{key['cols']} {dtype} {header.place}"
+    return f"{key['op']} {Direction(key['direction']).short} {key['rows']}x{key['cols']} {dtype} {sweep.place}"
 
 
 def _of_ladders(root: Path) -> Iterator[tuple[Value, Ratio]]:
