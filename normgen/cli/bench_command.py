@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
 
 import click
 
@@ -17,25 +16,19 @@ from normgen.bench import plot as plots
 from normgen.bench.contest import Venue, venue_of
 from normgen.bench.peers import Options, check_names
 from normgen.bench.result import Results, joined
+from normgen.bench.rounds import Rounds
 from normgen.bench.runner import Wish
 from normgen.bench.table import results_text
 from normgen.cli.options import STDOUT
 from normgen.cli.text.result import Terminal
 from normgen.device import Device
 from normgen.errors import UsageError
-from normgen.files.private import write_output
 from normgen.records.record import Record
 from normgen.records.winners import kept_of, records_of, shipped_folder
 from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
 from normgen.trials.file import of_text, read, resumed, text_of, write
 from normgen.trials.head import Run
-
-
-class Found(Protocol):
-    """What a measurement found: printed as a table, or as JSON."""
-
-    def as_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +137,14 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
 def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
     """Print what a call costs the host, and write it into a file. Raises UsageError without torch."""
     with _torch_is_there("what a call costs is measured beside torch"):
-        from normgen.torch.host_times import host_times
+        from normgen.bench.host_times import host_times
     _tell(host_times(rounds=rounds, device=device), json_to)
 
 
 def run_model(name: str, json_to: str | None, *, rounds: int, device: int, compiled: bool) -> None:
     """Print what norms cost in a whole model, and write it into a file. Raises UsageError without torch."""
     with _torch_is_there("models are torch's"):
-        from normgen.torch.model_times import model_times
+        from normgen.bench.model_times import model_times
     _tell(model_times(name, rounds=rounds, device=device, compiled=compiled), json_to)
 
 
@@ -163,12 +156,11 @@ def _torch_is_there(rule: str) -> Iterator[None]:
         raise UsageError(rule, received=str(error)) from error
 
 
-def _tell(found: Found, json_to: str | None) -> None:
+def _tell(found: Rounds, json_to: str | None) -> None:
     """A table, and a file beside it where one is named, as of a suite; or JSON instead."""
-    text = json.dumps(found.as_dict(), indent=1) + "\n"
     if file := results_file(json_to):
-        write_output(file, text)
-    click.echo(text.rstrip("\n") if json_to == STDOUT else str(found))
+        write(file, found)
+    _conclude(found, json_to, str(found))
 
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from normgen.bench.result import Results, geometric_mean
+from normgen.bench.rounds import Rounds, between
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
@@ -172,14 +173,12 @@ def words_part(_: Path) -> str:
 
 def models_part(root: Path) -> str:
     """Steps of whole models with each library's norms, as `normgen bench --model` found them."""
-    rows = []
-    for file in sorted((root / "generated" / "evidence").glob("model_*.json")):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        for step, contenders in found["steps"].items():
-            for name, one in contenders.items():
-                ends = (one["of_torch"], one["share_of_ideal"])
-                said = ["" if e is None else f"{e[0]:.3f} [{e[1]:.3f}, {e[2]:.3f}]" for e in ends]
-                rows.append((found["model"], step, name, f"{one['median_ms']:.1f}", *said))
+    rows: list[tuple[str, ...]] = []
+    for file in sorted((root / "generated" / "evidence").glob("model_*.jsonl")):
+        found = read(Rounds, file)
+        for one in found.contenders:
+            ratios = (between(one.of_base), between(one.share))
+            rows.append((found.name, one.step, one.name, f"{one.median:.1f}", *ratios))
     return markdown_table(("model", "step", "norms", "ms", "of torch", "share of what copies save"), rows)
 
 

@@ -113,10 +113,10 @@ class Run:
         return before.with_trials(filter(self.is_good, before.trials))
 
 
-def opening(device: Device, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+def opening(device: Device | None, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Run` that are known when it begins, which is now."""
     return {
-        "device": plain(device),
+        "device": plain(device) if device else {},
         "versions": dict(sorted(versions.items())),
         "options": plain(options),
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
