@@ -1,6 +1,6 @@
 """Every rung of a ladder proven and timed: on a GPU measured, without one predicted.
 
-`Climb.as_dict` is one JSON object:
+A `Climb` is one JSON object:
 
 ladder, problem, device, place, measured, versions      what, where, and whether times were measured
 rungs: [{name, title, state, reason, checked, block, launches, kernels}]
@@ -16,7 +16,8 @@ rungs: [{name, title, state, reason, checked, block, launches, kernels}]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from normgen.bench.contest import Contest, Venue, hold
@@ -25,6 +26,7 @@ from normgen.cost.work import flops
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
+from normgen.files.plain import made
 from normgen.files.shipped import shipped
 from normgen.ladder.kernels import Part, around_tile, parts_of, problem_of
 from normgen.ladder.rungs import Block, Ladder, Rung
@@ -117,35 +119,25 @@ class Climb:
         """What stands behind the rate of a rung whose unit is another one."""
         return "" if rung.unit == self.unit else f" {rung.unit}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @staticmethod
-    def of(data: Mapping[str, Any]) -> Climb:
-        """Of `as_dict`. Raises UsageError for other data."""
-        try:
-            rungs = [
-                Climbed(**{**rung, "launches": tuple(Launch(**one) for one in rung["launches"])})
-                for rung in data["rungs"]
-            ]
-            return Climb(**{**data, "rungs": tuple(rungs)})
-        except (KeyError, TypeError) as error:
-            raise UsageError("this is no ladder as `normgen ladder --json` prints it", received=str(error)) from None
+def read_climbs(file: Path) -> list[Climb]:
+    """The climbs that `normgen ladder --json` printed into a file. Raises UsageError for another file."""
+    try:
+        return [made(Climb, one) for one in parse_json(read_text(file, what="ladder"))["ladders"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError("this is no output of `normgen ladder --json`", received=f"{file}: {error}") from None
+
+
+def shipped_climbs(root: Path | None = None) -> list[Climb]:
+    """What was measured and comes with normgen, or stands in another folder."""
+    folder = (root / "generated" if root else shipped("generated")) / "evidence"
+    return [one for file in sorted(folder.glob("ladder_*.json")) for one in read_climbs(file)]
 
 
 def shipped_climb(ladder: Ladder, device: Device) -> Climb | None:
-    """What was measured of a ladder on this GPU model and comes with normgen; None where nothing was, or of another
-    problem.
-
-    Raises UsageError for a file that `normgen ladder --json` did not write.
-    """
-    for file in sorted((shipped("generated") / "evidence").glob("ladder_*.json")):
-        climbs = map(Climb.of, parse_json(read_text(file, what="ladder"))["ladders"])
-        wanted = (ladder.name, str(problem_of(ladder)), device.name, True)
-        found = next((c for c in climbs if (c.ladder, c.problem, c.device, c.measured) == wanted), None)
-        if found is not None:
-            return found
-    return None
+    """What was measured of a ladder's problem on this GPU model; None where nothing was."""
+    wanted = (ladder.name, str(problem_of(ladder)), device.name, True)
+    return next((c for c in shipped_climbs() if (c.ladder, c.problem, c.device, c.measured) == wanted), None)
 
 
 def why_behind(ladder: Ladder, found: Climb) -> str:

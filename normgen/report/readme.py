@@ -19,7 +19,7 @@ from normgen.bench.rounds import Rounds, between
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
-from normgen.ladder.climb import Climb
+from normgen.ladder.climb import Climb, shipped_climbs
 from normgen.ladder.kernels import own_text
 from normgen.ladder.page import FOLDER, index
 from normgen.ladder.page import page as ladder_page
@@ -160,9 +160,7 @@ def ladder_pages(root: Path) -> dict[str, str]:
 
 
 def _climbs(root: Path) -> list[tuple[Ladder, Climb]]:
-    files = sorted((root / "generated" / "evidence").glob("ladder_*.json"))
-    found = [Climb.of(one) for file in files for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
-    return [(load_ladder(one.ladder), one) for one in found]
+    return [(load_ladder(one.ladder), one) for one in shipped_climbs(root)]
 
 
 def words_part(_: Path) -> str:

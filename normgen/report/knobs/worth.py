@@ -10,7 +10,6 @@ shipped records. Nothing here is predicted.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from normgen.ladder.climb import Climb
+from normgen.ladder.climb import Climb, shipped_climbs
 from normgen.ladder.kernels import knobs_of, problem_of
 from normgen.ladder.rungs import Block, Rung, load_ladder
 from normgen.problem.question import Direction
@@ -110,15 +109,13 @@ def _swept(sweep: Sweep) -> str:
 
 def _of_ladders(root: Path) -> Iterator[tuple[Value, Ratio]]:
     """Launches of rungs of one problem that differ in one knob."""
-    for file in sorted((root / "generated" / "evidence").glob("ladder_*.json")):
-        climbs = [Climb.of(one) for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
-        for climb in (one for one in climbs if one.measured):
-            timed = list(_timed(climb))
-            for (problem, mine, us), (other_problem, other, other_us) in permutations(timed, 2):
-                differ = changes(mine, other)
-                if problem == other_problem and len(differ) == 1:
-                    value = (differ[0], getattr(mine, differ[0]))
-                    yield value, Ratio(ratio=other_us / us, where=f"{problem} {climb.place}, ladder")
+    for climb in (one for one in shipped_climbs(root) if one.measured):
+        timed = list(_timed(climb))
+        for (problem, mine, us), (other_problem, other, other_us) in permutations(timed, 2):
+            differ = changes(mine, other)
+            if problem == other_problem and len(differ) == 1:
+                value = (differ[0], getattr(mine, differ[0]))
+                yield value, Ratio(ratio=other_us / us, where=f"{problem} {climb.place}, ladder")
 
 
 def _timed(climb: Climb) -> Iterator[tuple[str, Schedule, float]]:
