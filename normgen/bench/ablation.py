@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normgen.bench.contest import Contest, Venue, hold
 from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.records.questions import problem_of
@@ -33,6 +32,7 @@ from normgen.spec.reader import load
 from normgen.studies.techniques import Technique, all_techniques, changes, without
 from normgen.suites.suite import Entry, load_suite
 from normgen.text import figure, table
+from normgen.trials.contest import Contest, Venue, hold
 from normgen.trials.head import Run
 from normgen.trials.run import run
 from normgen.tuning.progress import Progress

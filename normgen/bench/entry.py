@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from normgen.bench.contest import Contest, Venue, admitted, race
-from normgen.bench.entrant import Draft, compiled
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Provider
 from normgen.bench.table import OURS
@@ -22,6 +20,8 @@ from normgen.measure.judge import Judge
 from normgen.records import statistics
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry
+from normgen.trials.contest import Contest, Venue, admitted, race
+from normgen.trials.entrant import Draft, compiled
 
 BENCH = "normgen.bench.peers.bench:PeerBench"  # what the worker builds
 

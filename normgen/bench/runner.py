@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from normgen.bench import entry as entries
 from normgen.bench import peers as peer_modules
-from normgen.bench.contest import Venue, tuned, venue_of
 from normgen.bench.entry import Shared, failed_entry, measure_entry
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Results
@@ -24,9 +24,11 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry, Suite
 from normgen.text import figure
+from normgen.trials.contest import Venue, venue_of
 from normgen.trials.head import reason_of
 from normgen.trials.run import run
 from normgen.tuning.progress import Progress, Silent
+from normgen.tuning.tuner import tune
 
 IMPORT_S = 300.0  # a peer may take this long to import, the start of its process included
 
@@ -165,3 +167,12 @@ def progress_text(entry: EntryResult) -> str:
         text += f", {ratio_text(faster)}" if faster else ""
     failed = [name for name, peer in entry.peers.items() if peer.failed]
     return text + (f"; no time of {', '.join(failed)}" if failed else "")
+
+
+def tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None = None) -> Schedule:
+    """What a tune finds for an entry. Raises KeyboardInterrupt where Ctrl-C ended it."""
+    limits: dict[str, Any] = {"device": venue.index, "budget_s": budget_s, "trials": trials, "seed": venue.seed}
+    result = tune(**entry.arguments(), **limits, progress=progress)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result.record.schedule

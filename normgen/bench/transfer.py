@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from normgen.bench.contest import Contest, Venue, hold, tuned
+from normgen.bench.runner import tuned
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.measure.protocol import DeviceLostError
 from normgen.records import statistics
@@ -39,6 +39,7 @@ from normgen.spec.reader import load
 from normgen.suites.bands import Bands
 from normgen.suites.suite import Entry
 from normgen.text import figure, table
+from normgen.trials.contest import Contest, Venue, hold
 from normgen.trials.head import Run, reason_of
 from normgen.trials.run import run
 from normgen.tuning.progress import Progress

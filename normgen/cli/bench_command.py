@@ -13,7 +13,6 @@ import click
 
 from normgen.bench import ablation, runner, transfer
 from normgen.bench import plot as plots
-from normgen.bench.contest import Venue, venue_of
 from normgen.bench.peers import Options, check_names
 from normgen.bench.result import Results, joined
 from normgen.bench.rounds import Rounds
@@ -27,6 +26,7 @@ from normgen.records.record import Record
 from normgen.records.winners import kept_of, records_of, shipped_folder
 from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
+from normgen.trials.contest import Venue, venue_of
 from normgen.trials.file import of_text, read, resumed, text_of, write
 from normgen.trials.head import Run
 

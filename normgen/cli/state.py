@@ -26,8 +26,8 @@ from normgen.records.caches import clear, inspect, list_results
 from normgen.records.compare import compare_files
 from normgen.records.place import place_named
 from normgen.text import table
+from normgen.trials.versions import environment
 from normgen.tuning.measured import results_here
-from normgen.tuning.tuner import environment
 
 SLOWER = 5
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normgen.bench.contest import Contest, Venue, hold
 from normgen.cost.model import predicted_us
 from normgen.cost.work import flops
 from normgen.device import TARGETS, Device
@@ -39,8 +38,9 @@ from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.toml_lines import read_text
+from normgen.trials.contest import Contest, Venue, hold
 from normgen.trials.head import reason_of
-from normgen.tuning.tuner import environment
+from normgen.trials.versions import environment
 
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor
 RIGHT, WRONG, MISSING, REFUSED, UNCHECKED = "right", "wrong", "missing", "refused", "not checked"

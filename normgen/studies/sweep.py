@@ -40,9 +40,9 @@ from normgen.trials.file import resumed, write
 from normgen.trials.head import opening
 from normgen.trials.run import Progress, run
 from normgen.trials.trial import Trial
+from normgen.trials.versions import environment
 from normgen.tuning.candidate import Built, Checked, Failed, Proposed, Timed, Twin
 from normgen.tuning.compile import Builder, text_of
-from normgen.tuning.tuner import environment
 
 BATCH = 32
 AHEAD = 6  # batches in the compilers while one is on the GPU

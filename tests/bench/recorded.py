@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from normgen.bench.contest import Contest
-from normgen.bench.entrant import Draft
 from normgen.bench.entry import conclude, failed_entry
 from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import OURS
@@ -12,6 +10,8 @@ from normgen.measure import timing
 from normgen.measure.gpu import COPY
 from normgen.schedule.schedule import schedule_from
 from normgen.suites.suite import Entry, parse_suite
+from normgen.trials.contest import Contest
+from normgen.trials.entrant import Draft
 from normgen.trials.file import of_text
 from tests.measure.simulated import ELEMENTWISE, SimulatedTimer
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.ablation import Ablation, Line, ablation_text, cases_of, run_ablation, tuned_entries
-from normgen.bench.contest import Venue
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError, UsageError
 from normgen.measure.isolation import process
@@ -18,9 +17,10 @@ from normgen.records.winners import adopt
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.techniques import all_techniques
+from normgen.trials.contest import Venue
 from normgen.trials.file import read
+from normgen.trials.versions import environment
 from normgen.tuning.progress import Silent
-from normgen.tuning.tuner import environment
 from tests.bench.modelled import H200, tuned
 from tests.measure.fake_device import plant_in_workers
 from tests.measure.planted import all_workers_end
@@ -42,7 +42,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr(process, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(
-        "normgen.bench.contest.environment",
+        "normgen.trials.contest.environment",
         lambda *, measured: environment(measured=False),  # noqa: ARG005
     )
     with all_workers_end(monkeypatch):

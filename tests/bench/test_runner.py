@@ -43,7 +43,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr("normgen.bench.entry.BENCH", "tests.bench.simulated_bench:SimulatedBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     known = {"normgen": "test"}
-    monkeypatch.setattr("normgen.bench.contest.environment", lambda *, measured: known if measured else {})
+    monkeypatch.setattr("normgen.trials.contest.environment", lambda *, measured: known if measured else {})
     with all_workers_end(monkeypatch):
         yield
 
@@ -201,7 +201,7 @@ def test_peers_that_take_workers_down_raise_or_are_wrong_fail_and_the_others_are
 
 def test_a_peer_that_hangs_or_whose_import_ends_its_process_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    monkeypatch.setattr("normgen.bench.entrant.PREPARE_S", 1.0)
+    monkeypatch.setattr("normgen.trials.entrant.PREPARE_S", 1.0)
     plant_in_workers(monkeypatch, compile="hang@prepare", liger="segv@import")
     (entry,) = run_suite(suite().only("96x256"), Wish(peers=("compile", "liger", "torch"))).entries
     assert entry.peers["compile"].failed == "no answer within 1.0 s (prepare)"

@@ -466,7 +466,7 @@ def test_a_replay_of_what_is_no_sweep_is_a_usage_error(tmp_path: Path, capsys: p
     with pytest.raises(SystemExit) as ended:
         cli.main(["replay", str(file)])
     assert ended.value.code == 2
-    assert "header line" in capsys.readouterr().err
+    assert "what `normgen sweep` wrote" in capsys.readouterr().err
 
 
 OWN = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normgen.bench.contest import Contest
 from normgen.cost.checklist import bank_ways, checklist, tile_reads, tile_writes, unfused_bytes
 from normgen.cost.model import predict
 from normgen.cost.work import arithmetic_us, flops, roof_of
@@ -18,6 +17,7 @@ from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks
 from normgen.schedule.tiles.plan import tile_problem_plan
+from normgen.trials.contest import Contest
 from tests.verify.contraction import linear
 
 H200 = target("h200")

@@ -19,7 +19,7 @@ from normgen.errors import VerificationError
 from normgen.trials.file import resumed
 from normgen.trials.head import Run, opening
 from normgen.trials.run import Progress, run
-from normgen.tuning.run import versions
+from normgen.trials.versions import versions
 
 
 @dataclass(frozen=True, kw_only=True)

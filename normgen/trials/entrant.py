@@ -53,9 +53,9 @@ class Draft:
         self.failed = f"wrong result: {said}" if fault.outcome is Outcome.WRONG_RESULT else said
 
 
-def raced(judge: Judge, timed: Sequence[Draft], *, samples: int, seed: int) -> Series:
+def raced(judge: Judge, timed: Sequence[Draft], twins: Sequence[str] = (), *, samples: int, seed: int) -> Series:
     """Samples of the drafts that do not fault, the roofs and the chain; the others say why they have none."""
-    series, faults = judge.race([draft.key for draft in timed], samples=samples, seed=seed)
+    series, faults = judge.race([*(draft.key for draft in timed), *twins], samples=samples, seed=seed)
     for draft in timed:
         if draft.key in faults:
             draft.fail(faults[draft.key])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from normgen.bench.entrant import ROOF_SAMPLES, Draft, compiled, race_bench, raced
 from normgen.cost.work import arithmetic_us, roof_of
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
@@ -24,10 +23,9 @@ from normgen.records import statistics
 from normgen.records.place import Context, Place
 from normgen.records.statistics import Price, Ratio
 from normgen.schedule.schedule import Schedule
-from normgen.suites.suite import Entry
+from normgen.trials.entrant import ROOF_SAMPLES, Draft, compiled, race_bench, raced
 from normgen.trials.head import opening, reason_of
-from normgen.tuning.progress import Progress
-from normgen.tuning.tuner import environment, tune
+from normgen.trials.versions import environment
 
 LEAST_SAMPLES = 6  # below it there is no 95 % interval of a median
 
@@ -65,6 +63,7 @@ class Contest:
     base        two series of the chain without a kernel; none alone
     arithmetic  a roof of no samples: what products take, of a problem that has some
     alone_us    medians of launches behind themselves, where they were asked for
+    again       samples of the first name's twin, where it took part twice
     """
 
     series: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
@@ -73,6 +72,12 @@ class Contest:
     arithmetic: Mapping[str, float] = field(default_factory=dict, hash=False)
     failed: Mapping[str, str] = field(default_factory=dict, hash=False)
     alone_us: Mapping[str, float] = field(default_factory=dict, hash=False)
+    again: Sequence[float] = field(default=(), hash=False)
+
+    @property
+    def noise_floor(self) -> float:
+        """How far the first name is from itself: a relative difference of times below it is a tie."""
+        return statistics.noise_floor(next(iter(self.series.values())), self.again)
 
     def us(self, name: str) -> float | None:
         """The median of T, or alone of a launch."""
@@ -142,16 +147,19 @@ def race(
     note: Callable[[str], None],
     admit: Admit = admitted,
     alone: bool = False,
+    twice: bool = False,
 ) -> Contest:
     """One interleaved race of the drafts that are right, the best roof of each family and the chain without a kernel.
 
     alone   each is then timed behind itself too
+    twice   the first takes part twice: the noise floor
     """
     with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:
         judge = Judge(bench, arithmetic_us=arithmetic_us(problem, venue.facts))
         timed = [draft for draft in drafts.values() if admit(draft, judge, bench)]
         arithmetic = judge.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed).arithmetic
-        series = raced(judge, timed, samples=venue.samples, seed=venue.seed)
+        twin = [bench.twin(timed[0].key)] if timed and twice else []
+        series = raced(judge, timed, twin, samples=venue.samples, seed=venue.seed)
         roofs, bases = judge.roofs, bench.bases
         if spills := bench.conditions().get("spills"):
             note(f"{problem} is not hot: {spills}")
@@ -163,6 +171,7 @@ def race(
         arithmetic=arithmetic,
         failed={name: draft.failed for name, draft in drafts.items() if draft.failed},
         alone_us=alone_us,
+        again=series[twin[0]] if twin else (),
     )
 
 
@@ -188,6 +197,7 @@ def hold(
     venue: Venue,
     *,
     note: Callable[[str], None] = to_stderr,
+    twice: bool = False,
 ) -> Contest:
     """Time every schedule that is right. Names with equal schedules share one kernel and its samples.
 
@@ -199,7 +209,7 @@ def hold(
         with Post(process.BENCH, venue.index) as post:
             post.worker()  # gets ready while the kernels are compiled
             drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
-            found = race(post, problem, place, drafts, venue, note=note)
+            found = race(post, problem, place, drafts, venue, note=note, twice=twice)
     except DeviceLostError:
         raise
     except NormgenError as error:
@@ -210,12 +220,3 @@ def hold(
         series={name: found.series[key] for name, key in named.items() if key in found.series},
         failed={name: found.failed[key] for name, key in named.items() if key in found.failed},
     )
-
-
-def tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None = None) -> Schedule:
-    """What a tune finds for an entry. Raises KeyboardInterrupt where Ctrl-C ended it."""
-    limits: dict[str, Any] = {"device": venue.index, "budget_s": budget_s, "trials": trials, "seed": venue.seed}
-    result = tune(**entry.arguments(), **limits, progress=progress)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return result.record.schedule
