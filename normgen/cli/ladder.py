@@ -15,7 +15,6 @@ from normgen.cli.text.result import LiveLine
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError
-from normgen.files.plain import plain
 from normgen.files.private import write_output
 from normgen.ladder.climb import Climb, Ground, climb, read_climbs, shipped_climb
 from normgen.ladder.page import difference, kernel_of, page
@@ -60,7 +59,7 @@ def ladder(
     """
     if not names and not sources:
         every = [load_ladder(name) for name in list_ladders()]
-        show({"ladders": plain(every)} if as_json else list_text(every))
+        show({"ladders": every} if as_json else list_text(every))
         return
     chosen = [load_ladder(n) for name in names for n in (list_ladders() if name == "all" else [name])]
     if sources:
@@ -71,7 +70,7 @@ def ladder(
         measured = None if climbed.measured else shipped_climb(one, named_target(options["target"]))
         show(climb_text(one, climbed, measured) + _kernels(one, climbed, options) + "\n")
     if as_json:
-        show({"ladders": [plain(climbed) for _, climbed in found]})
+        show({"ladders": [climbed for _, climbed in found]})
     if options["picture"]:
         if len(found) != 1:
             raise UsageError("--plot draws one ladder", received=", ".join(one.name for one, _ in found))

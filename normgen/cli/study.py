@@ -146,7 +146,7 @@ def replay(
         write_output(page, search_page(found, seeds=seeds))
     if as_json:
         facts = [
-            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us} | {"reports": plain(reports)}
+            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us} | {"reports": reports}
             for file, _, land, reports in found
         ]
         show({"sweeps": facts})
@@ -176,16 +176,14 @@ def explain(
     factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks, checklist: [{question, answer, is_good,
     knobs}]}.
     """
-    from dataclasses import asdict
-
     problem, facts = read_problem(options), named_target(target)
     place = place_named(setting, context)
     schedule = read_schedule(problem, facts, " ".join([knobs, *words]).strip())
     cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=place.is_hot)
     answers = checklist(problem, schedule, facts, cost)
     if as_json:
-        head = {"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)}
-        show(head | {"checklist": [asdict(answer) for answer in answers]})
+        head = {"problem": str(problem), "schedule": schedule, "device": facts.name, **plain(cost)}
+        show(head | {"checklist": answers})
         return
     click.echo(f"{problem} on {facts.name}, {place.words}: {schedule}")
     click.echo("\n".join([*cost.lines(), "", *(answer.line() for answer in answers)]))
@@ -403,7 +401,7 @@ def bits(ctx: click.Context, file: Path, as_json: bool, specs: str, values: int,
     with Terminal() as progress:
         found = run_pairs(pairs, place, values=values, seed=seed, progress=progress, path=file)
     said = (f"{one.spec} beside {one.library}'s {one.function}: {one.words}" for one in found.found if one.function)
-    show(found.as_dict() if as_json else "\n".join(said))
+    show(found if as_json else "\n".join(said))
     ctx.exit(found.exit_code)
 
 

@@ -2,7 +2,8 @@
 
 A field's metadata may say more: `BESIDE` puts the fields of a nested dataclass beside its owner's, `spelled(to, of)`
 writes a value as `to` says it and reads it by `of`. A class may name properties in `ALSO`: they are
-written behind its fields, and left alone where they are read; of a class that is `SPARSE` defaults are not written.
+written behind its fields, and left alone where they are read; of a class that is `SPARSE` defaults are not written. One
+that has `as_dict` is written as that says.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ def spelled(to: Callable[[Any], Any], of: Callable[[Any], Any]) -> dict[str, Any
 
 def plain(value: Any) -> Any:
     """Dicts, lists, texts, numbers, true, false and null of a value: of dataclasses, enums, paths, mappings, tuples."""
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return _said(value)
+        return fields_of(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
@@ -44,7 +47,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _said(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain values, whatever its `as_dict` says."""
     found: dict[str, Any] = {}
     is_sparse = getattr(value, "SPARSE", False)
     for one in fields(value):

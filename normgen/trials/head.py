@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from normgen.device import Device
 from normgen.errors import DriverError, NormgenError, UsageError
-from normgen.files.plain import hints_of, made, plain, rounded
+from normgen.files.plain import fields_of, hints_of, made, plain, rounded
 
 INTERRUPTED, DEVICE_LOST, TIME_LIMIT, RUNNING = "interrupted", "device lost", "time limit reached", "still running"
 EXIT_INTERRUPTED = 130
@@ -70,7 +70,7 @@ class Run:
 
     def head(self) -> dict[str, Any]:
         """Plain values of all but the trials: names, what every run has, what this kind has besides."""
-        said, every = self.plain(self.with_trials(())), [f.name for f in fields(Run)]
+        said, every = self.plain(fields_of(self.with_trials(()))), [f.name for f in fields(Run)]
         own = {name: value for name, value in said.items() if name not in (*every, self.TRIALS)}
         names = {name: value for name, value in own.items() if isinstance(value, str)}
         return {"schema": self.SCHEMA, **names, **{name: said[name] for name in every}, **own}
