@@ -72,19 +72,7 @@ from normgen.studies.sweep_file import read_sweep
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 @seed_option
 @click.pass_context
-def sweep(
-    ctx: click.Context,
-    /,
-    as_json: bool,
-    setting: str,
-    context: str,
-    limit: int | None,
-    best: int,
-    out: Path | None,
-    device: int,
-    seed: int,
-    **options: Any,
-) -> None:
+def sweep(ctx: click.Context, /, as_json: bool, setting: str, context: str, out: Path | None, **options: Any) -> None:
     """Measure every legal schedule of a problem, or a sample, into one file that `replay` reads.
 
     Run again with the same file, it goes on where it was stopped. --json prints {file, points, outcomes, roof_us,
@@ -92,14 +80,14 @@ def sweep(
     """
     from collections import Counter
 
-    problem = read_problem(options)
+    asked: dict[str, Any] = {name: options.pop(name) for name in ("limit", "best", "seed")}
+    index, problem = options.pop("device"), read_problem(options)
     place = place_named(setting, context)
     where = str(place).replace(" ", "_")
     path = out or Path(f"{problem.name}_{problem.rows}x{problem.cols}_{where}.jsonl.xz")
 
-    asked: dict[str, Any] = {"limit": limit, "best": best, "index": device, "seed": seed}
     with Terminal() as progress:
-        found = sweep_on_gpu(problem, place=place, path=path, progress=progress, **asked)
+        found = sweep_on_gpu(problem, place=place, path=path, index=index, progress=progress, **asked)
     outcomes = dict(sorted(Counter(p.outcome.value for p in found.points).items()))
     optimum = found.optimum
     if as_json:
@@ -266,21 +254,13 @@ def study() -> None:
 )  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), help="Candidates of each tune at most.")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
-def repeat(
-    as_json: bool,
-    setting: str,
-    context: str,
-    seeds: int,
-    against: Path | None,
-    trials: int | None,
-    device: int,
-    **options: Any,
-) -> None:
+def repeat(as_json: bool, setting: str, context: str, seeds: int, against: Path | None, **options: Any) -> None:
     """Tune one problem again and again from empty caches, then time all winners in one interleaved run.
 
     --json prints {best: {schedule, us, of_sweep}, worst_ratio, median_candidates, median_timed, median_wall_s,
     noise_floor, tunes: [{seed, winner, candidates, timed, wall_s, phases_s, us, ratio}]}.
     """
+    trials, device = options.pop("trials"), options.pop("device")
     asked = []
     for name, value in options.items():
         for one in value if isinstance(value, tuple) else (value,):
@@ -327,19 +307,17 @@ def repeat(
 @click.pass_context
 def accuracy(
     ctx: click.Context,
+    /,
     file: Path,
     as_json: bool,
-    ops: str,
-    directions: str,
-    dtypes: str,
-    families: str,
-    cols: str,
     rows: int | None,
     elements: int | None,
     device: str | None,
     workers: int | None,
     page: Path | None,
     seed: int,
+    cols: str,
+    **names: str,
 ) -> None:
     """Errors of our kernels and torch's against float64, cell by cell, into FILE; exit 4 if one is over its bound.
 
@@ -351,10 +329,7 @@ def accuracy(
     gpu = find_gpu(parse_device(device))
     index = gpu[0] if gpu else None
     asked = Asked(
-        ops=parse_names(ops),
-        directions=parse_names(directions),
-        dtypes=parse_names(dtypes),
-        families=parse_names(families),
+        **{name: parse_names(text) for name, text in names.items()},
         cols=_sizes(cols),
         rows=rows or (CPU_ROWS if index is None else ROWS),
         elements=elements or (CPU_ELEMENTS if index is None else ELEMENTS),
@@ -365,14 +340,12 @@ def accuracy(
         table = fill(file, asked, index=index, seed=seed, workers=cores, torch=torch_versions(), progress=progress)
     if page is not None:
         write_output(page, accuracy_page(table))
+    marked = {"over": table.over, "worse": table.worse, "above": table.above}
     if as_json:
-        facts = {"file": str(file), "where": table.where, "torch": table.torch}
-        marked = {"over": list(table.over), "worse": list(table.worse), "above": list(table.above)}
+        facts = {"file": file, "where": table.where, "torch": table.torch}
         show({**facts, "cells": len(table.cells), **marked})
     else:
-        for mark, names in (("over", table.over), ("worse", table.worse), ("above", table.above)):
-            for name in names:
-                click.echo(f"{mark}: {name}")
+        click.echo("".join(f"{mark}: {one}\n" for mark, found in marked.items() for one in found), nl=False)
         counts = f"{len(table.over)} over the bound, {len(table.worse)} worse than torch"
         click.echo(f"{file}: {len(table.cells)} cells on {table.where}, {counts}")
     ctx.exit(table.exit_code)
