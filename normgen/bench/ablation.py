@@ -74,6 +74,7 @@ class Line:
 class Ablation(Run):
     """A whole run."""
 
+    READ = (1, 2, 3)
     TRIALS = "lines"
     WRITER = "`normgen bench --ablation ... --json`"
 

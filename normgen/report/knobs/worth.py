@@ -71,11 +71,11 @@ def evidence(root: Path) -> Evidence:
 def _of_ablations(root: Path) -> Iterator[tuple[Value, Ratio]]:
     for file in sorted((root / "generated" / "evidence").glob("techniques_*.json")):
         for line in ablation_lines(file)[0]:
-            knob = line["technique"].partition("=")[0]
+            knob = line.technique.partition("=")[0]
             knob = "rows_per_block" if knob == "row_barriers" else knob
-            if line["gain"]:
-                value = getattr(changed(Schedule(), line["schedule"]), knob)
-                yield (knob, value), Ratio(ratio=line["gain"]["median"], where=f"{line['label']}, ablation")
+            if line.gain:
+                value = getattr(changed(Schedule(), line.schedule), knob)
+                yield (knob, value), Ratio(ratio=line.gain.median, where=f"{line.label}, ablation")
 
 
 def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
