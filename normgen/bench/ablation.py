@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
@@ -34,7 +35,7 @@ from normgen.suites.suite import Entry, load_suite
 from normgen.text import figure, table
 from normgen.trials.contest import Contest, Venue, hold
 from normgen.trials.head import Run
-from normgen.trials.run import run
+from normgen.trials.run import How, run
 from normgen.tuning.progress import Progress
 
 OWN = "tuned"
@@ -139,10 +140,9 @@ def run_ablation(
     *,
     tried: int,
     progress: Progress,
-    limit_s: float | None = None,
-    path: Path | None = None,
+    **how: Unpack[How],
 ) -> Ablation:
-    """Time every case; `path`, `limit_s`: as of `trials.run`.
+    """Time every case.
 
     tried     kernels without a technique, for each technique of a case
     """
@@ -153,8 +153,7 @@ def run_ablation(
         lambda case: measure_case(case, venue, tried=tried, note=progress.note),
         progress=progress,
         words=lambda lines: ", ".join(line.technique for line in lines),
-        path=path,
-        limit_s=limit_s,
+        **how,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from normgen.bench import entry as entries
 from normgen.bench import peers as peer_modules
@@ -26,7 +26,7 @@ from normgen.suites.suite import Entry, Suite
 from normgen.text import figure
 from normgen.trials.contest import Venue, venue_of
 from normgen.trials.head import reason_of
-from normgen.trials.run import run
+from normgen.trials.run import How, run
 from normgen.tuning.progress import Progress, Silent
 from normgen.tuning.tuner import tune
 
@@ -60,16 +60,16 @@ def run_suite(
     *,
     device: int = 0,
     progress: Progress | None = None,
-    path: Path | None = None,
     before: Results | None = None,
-    on_results: Callable[[Results], None] = lambda _: None,
+    **how: Unpack[How],
 ) -> Results:
-    """Measure every entry, each of which is written into `path` as it comes: see `trials.run`.
+    """Measure every entry.
 
     before   results of an earlier run of the same wish: what has a time there is not measured again, and is kept
     Raises NoDeviceError without a GPU, UsageError for a wrong wish or for results of another one.
     """
     progress = progress or Silent()
+    how.setdefault("limit_s", wish.limit_s)
     venue = venue_of(device, samples=wish.samples, seed=wish.seed)
     with Post(entries.BENCH, venue.index) as post, record_places(wish.records, venue.facts) as folders:
         chosen, versions = open_peers(wish.peers, progress, post)
@@ -83,9 +83,7 @@ def run_suite(
             lambda entry: [_one(entry, shared, wish, folders, progress)],
             progress=progress,
             words=lambda found: progress_text(found[0]),
-            path=path,
-            limit_s=wish.limit_s,
-            on_results=on_results,
+            **how,
         )
 
 

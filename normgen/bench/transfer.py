@@ -21,9 +21,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Unpack
 
 from normgen.bench.runner import tuned
 from normgen.errors import NormgenError, NothingValidError, UsageError
@@ -41,7 +41,7 @@ from normgen.suites.suite import Entry
 from normgen.text import figure, table
 from normgen.trials.contest import Contest, Venue, hold
 from normgen.trials.head import Run, reason_of
-from normgen.trials.run import run
+from normgen.trials.run import How, run
 from normgen.tuning.progress import Progress
 
 ROUND_COLS = 64  # three shapes of four have a multiple of it, as models have; the fourth any number of cols
@@ -166,13 +166,11 @@ def run_transfer(
     *,
     budget_s: float,
     progress: Progress,
-    limit_s: float | None = None,
     trials: int | None = None,
     is_banded: bool = False,
-    path: Path | None = None,
-    on_results: Callable[[Transfer], None] = lambda _: None,
+    **how: Unpack[How],
 ) -> Transfer:
-    """Tune and time every entry; `path`, `limit_s`, `on_results`: as of `trials.run`.
+    """Tune and time every entry.
 
     records   what the rule may know: read before anything is tuned, so that no winner of this run is among them
     is_banded  the rule is that of a handle for any number of rows: what its band's count gets, not the nearest record
@@ -190,9 +188,7 @@ def run_transfer(
         measure,
         progress=progress,
         words=lambda shapes: progress_text(shapes[0]),
-        path=path,
-        limit_s=limit_s,
-        on_results=on_results,
+        **how,
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,6 +30,7 @@ from normgen.suites.suite import load_suite
 from normgen.trials.contest import Venue, venue_of
 from normgen.trials.file import of_text, read, resumed, text_of, write
 from normgen.trials.head import Run
+from normgen.trials.run import How
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,9 @@ class Ask:
     def file(self) -> Path | None:
         return results_file(self.json_to)
 
+    def how(self) -> How:
+        return {"path": self.file(), "limit_s": self.limit_s}
+
     def venue(self) -> Venue:
         return venue_of(self.device, samples=self.samples, seed=self.seed)
 
@@ -60,17 +65,16 @@ def run(
     suite: str,
     ask: Ask,
     *,
-    peers: tuple[str, ...] | None,
     only: str | None,
     skip: str | None,
     which: slice,
     resume: bool,
-    budget_s: float | None,
     picture: Path | None,
     compile_mode: str,
     setting: str | None,
     context: str | None,
-    alone: bool,
+    peers: tuple[str, ...] | None,
+    **wished: Any,
 ) -> int:
     """Run a suite and print it. Returns the exit code."""
     chosen = load_suite(suite)
@@ -88,22 +92,11 @@ def run(
     wish = Wish(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),
-        tune_budget_s=budget_s,
-        records=ask.records,
-        samples=ask.samples,
-        seed=ask.seed,
-        limit_s=ask.limit_s,
-        alone=alone,
+        **{name: getattr(ask, name) for name in ("records", "samples", "seed", "limit_s")},
+        **wished,
     )
     with Terminal() as progress:
-        results = runner.run_suite(
-            chosen,
-            wish,
-            device=ask.device,
-            progress=progress,
-            before=before,
-            path=file,
-        )
+        results = runner.run_suite(chosen, wish, device=ask.device, progress=progress, before=before, path=file)
     _show(results, ask.json_to, picture)
     return results.exit_code
 
@@ -126,10 +119,9 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
             known,
             venue,
             budget_s=budget_s,
-            limit_s=ask.limit_s,
             progress=progress,
             is_banded=rows is not None,
-            path=ask.file(),
+            **ask.how(),
         )
     return _conclude(found, ask.json_to, transfer.transfer_text(found))
 
@@ -176,9 +168,8 @@ def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> 
             unused,
             venue,
             tried=tried,
-            limit_s=ask.limit_s,
             progress=progress,
-            path=ask.file(),
+            **ask.how(),
         )
     return _conclude(found, ask.json_to, ablation.ablation_text(found))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from normgen.measure.faults import DeviceLostError
 from normgen.trials.file import Book
@@ -30,6 +30,19 @@ class Progress(Protocol):
         """What the user should know, in one line."""
 
 
+class How(TypedDict, total=False):
+    """How a run goes.
+
+    path        the file that trials are written into as they come
+    limit_s     begin no case later than this
+    on_results  gets what there is after each case
+    """
+
+    path: Path | None
+    limit_s: float | None
+    on_results: Callable[[Any], None]
+
+
 R = TypeVar("R", bound=Run)
 C = TypeVar("C", bound=Case)
 
@@ -41,19 +54,16 @@ def run(
     *,
     progress: Progress,
     words: Callable[[Sequence[Any]], str],
-    path: Path | None = None,
-    limit_s: float | None = None,
     spread: Callable[[Sequence[C]], Iterator[tuple[C, Sequence[Any]]]] | None = None,
-    on_results: Callable[[R], None] = lambda _: None,
+    **how: Unpack[How],
 ) -> R:
-    """Find the trials of every case of which `opened` has none; write each into `path` as it comes. The whole run.
+    """Find the trials of every case of which `opened` has none. Returns the whole run.
 
-    words       what is said of a case's trials, behind its label
-    limit_s     begin no case later than this
-    spread      instead of `measure`: measures the cases it is given as it likes, side by side perhaps
-    on_results  gets what there is after each case
+    words   what is said of a case's trials, behind its label
+    spread  instead of `measure`: measures the cases it is given as it likes, side by side perhaps
     An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
     """
+    path, limit_s, on_results = how.get("path"), how.get("limit_s"), how.get("on_results", lambda _: None)
     began, trials = time.monotonic(), list(opened.trials)
     done = {trial.key for trial in trials}
     left = [case for case in cases if not done or case.key not in done]
