@@ -92,11 +92,14 @@ def _beheaded(data: bytes) -> tuple[Any, bytes]:
 
 
 class Book:
-    """What writes a run's file as the run goes on; without a path it writes nothing. Raises OSError."""
+    """What writes a run's file as the run goes on; without a path it writes nothing. Raises OSError.
+
+    A pipe, a terminal and /dev/null, to which nothing can be added durably, get the whole run when it ends.
+    """
 
     def __init__(self, path: Path | None, run: Run) -> None:
         self._path, self._run = path, run
-        self._growing = path and growing_of(path)
+        self._growing = growing_of(path) if path is not None and (path.is_file() or not path.exists()) else None
         if self._growing is not None:
             write_output(self._growing, text_of(run))
 
@@ -110,10 +113,10 @@ class Book:
 
     def close(self, run: R) -> R:
         """Replace the file by the whole run."""
-        if self._path is not None and self._growing is not None:
+        if self._path is not None:
             write(self._path, run)
-            if self._growing != self._path:
-                self._growing.unlink()
+        if self._growing is not None and self._growing != self._path:
+            self._growing.unlink()
         return run
 
 

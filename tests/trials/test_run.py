@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,6 +172,16 @@ def test_a_packed_file_grows_plain_beside_it(tmp_path: Path) -> None:
     assert not growing_of(path).exists()
     assert len(read(Squares, path).squares) == 3
     assert peeked(path)["name"] == "few"
+
+
+def test_what_is_no_file_gets_the_whole_run_at_its_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(pipe.read_text)
+        found = squares(path=pipe)
+    assert text.result() == text_of(found)
+    assert squares(path=Path("/dev/null")).finished
 
 
 def test_one_printed_object_is_read_as_its_lines_are(tmp_path: Path) -> None:
