@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from normgen.bench.result import Results
 from normgen.bench.table import results_text
 from normgen.cli import main as cli
 from normgen.cli.text.ladder import climb_text, list_text
-from normgen.ladder.climb import Climb
+from normgen.ladder.climb import read_climbs
 from normgen.ladder.rungs import list_ladders, load_ladder
 from normgen.report.readme import ROOT
 from normgen.text.words import RETIRED, WORDS, legend, used
@@ -128,5 +127,5 @@ def test_ladders_are_printed_without_private_words() -> None:
     ladders = [load_ladder(name) for name in list_ladders()]
     assert private(list_text(ladders)) == []
     file = ROOT / "generated" / "evidence" / "ladder_h200.json"
-    for one in map(Climb.of, json.loads(file.read_text(encoding="utf-8"))["ladders"]):
+    for one in read_climbs(file):
         assert private(climb_text(load_ladder(one.ladder), one)) == [], one.ladder
