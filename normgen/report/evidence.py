@@ -170,18 +170,12 @@ def series_of(candidates: Iterable[Record], *, source: str) -> list[Series]:
 def _series(records: Sequence[Record], source: str) -> Series:
     first = records[0]
     roofs = [r.roof_us for r in records if r.roof_us is not None]
+    shared = ("problem", "place", "device", "versions", "seed", "command", "created", "bytes")
     return Series(
-        problem=first.problem,
-        place=first.place,
-        device=first.device,
-        versions=first.versions,
+        **{name: getattr(first, name) for name in shared},
         trials=tuple(map(trial_of, records)),
         source=source,
-        seed=first.seed,
-        command=first.command,
-        created=first.created,
         roof_us=roofs[-1] if roofs else None,
-        bytes=first.bytes,
     )
 
 
@@ -193,17 +187,13 @@ def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
         for point in sweep.points
     )
     return Series(
+        **{name: getattr(sweep, name) for name in ("place", "device", "versions", "roof_us", "bytes")},
         problem=key_of(sweep.problem),
-        place=sweep.place,
-        device=sweep.device,
-        versions=sweep.versions,
         trials=trials,
         source=source,
         kind=SWEEP,
         seed=sweep.options.get("seed", 0),
-        roof_us=sweep.roof_us,
         default_us=next((t.cost_us for t in trials if t.schedule == sweep.default), None),
-        bytes=sweep.bytes,
     )
 
 
