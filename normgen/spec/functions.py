@@ -60,6 +60,8 @@ MOVES = _table(
 ELEMENTWISE = _table(
     Function("exp", _X, "e to the power x"),
     Function("log", _X, "the natural logarithm"),
+    Function("log1p", _X, "log(1 + x), which keeps the digits of an x near 0"),
+    Function("expm1", _X, "exp(x) - 1, which keeps the digits of an x near 0"),
     Function("sqrt", _X, "the square root"),
     Function("rsqrt", _X, "1 / sqrt(x)"),
     Function("abs", _X, "|x|; its derivative at 0 is 0"),

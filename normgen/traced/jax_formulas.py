@@ -26,8 +26,8 @@ Array = Any
 Arrays = Mapping[str, Array]
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
-    **{name: getattr(jnp, name) for name in ("exp", "log", "sqrt", "abs", "tanh", "sin", "cos", "floor", "ceil")},
-    **{name: getattr(jnp, name) for name in ("round", "minimum", "maximum", "sign")},
+    **{name: getattr(jnp, name) for name in ("exp", "log", "log1p", "expm1", "sqrt", "abs", "tanh", "sin", "cos")},
+    **{name: getattr(jnp, name) for name in ("floor", "ceil", "round", "minimum", "maximum", "sign")},
     "divide": lambda a, b: _divided(a, b),
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,

@@ -28,7 +28,7 @@ Tensor = Any
 Tensors = Mapping[str, Tensor]
 
 # Of whole numbers torch's have the default dtype, whatever that is.
-_OF_REALS = ("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos")
+_OF_REALS = ("exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos")
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in _OF_REALS},
     **{name: getattr(torch, name) for name in ("abs", "floor", "ceil", "round", "minimum", "maximum", "sign")},

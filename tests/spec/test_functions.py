@@ -43,6 +43,7 @@ FORMULAS = (
     "floor(x) + ceil(2 * x) - round(x / 2) * sign(x)",
     "(0 < x <= 2) - (x >= w) * 3",
     "abs(x)**0.3 + abs(x)**(-1/3)",
+    "log1p(x * x * w * w) - expm1(x / 8) + log1p(x)",
     "min(x) + max(where(col % 3 == row % 3, x, -inf))",
     "where(row < 2 and col >= cols - 2, row - col, x)",
     "sum(where(col < 4, x, 0)) / cols",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import sympy as sp
 
 from normgen.dtypes import F8E8M0
-from normgen.program.functions import INFINITY, cast, divide, power_of
+from normgen.program.functions import INFINITY, cast, divide, expm1, log1p, power_of
 from normgen.program.ir import SIZES, Map, Reduce, Statement, defined_names
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
@@ -65,6 +65,8 @@ class Defined:
             return all(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
         if isinstance(expr, sp.Max):
             return any(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
+        if isinstance(expr, log1p | expm1):
+            return self.is_never_negative(expr.args[0])
         return isinstance(expr, sp.exp | sp.Abs)
 
     def _positive(self, expr: sp.Expr) -> bool:
@@ -82,7 +84,7 @@ class Defined:
             return all(map(self.is_positive, expr.args))
         if isinstance(expr, sp.Max):
             return any(self._is_scalar(e) or self.is_positive(e) for e in expr.args)
-        if isinstance(expr, power_of):
+        if isinstance(expr, power_of | log1p | expm1):
             return self.is_positive(expr.args[0])
         return isinstance(expr, sp.exp) or bool(expr.is_Pow and self.is_positive(expr.base))
 
@@ -111,8 +113,8 @@ class Defined:
         if expr.is_Pow and not (expr.exp.is_Integer and expr.exp > 0):
             is_root = not expr.exp.is_Integer
             return not (self.is_positive(expr.base) if is_root else self.is_never_0(expr.base))
-        if isinstance(expr, sp.log):
-            return not self.is_positive(expr.args[0])
+        if isinstance(expr, sp.log | log1p):
+            return not self.is_positive(expr.args[0] if isinstance(expr, sp.log) else 1 + expr.args[0])
         if isinstance(expr, power_of):
             return not self.is_positive(expr.args[0])
         if isinstance(expr, cast) and expr.args[1].name == F8E8M0.name:  # which has no sign, but NaN
