@@ -2,7 +2,7 @@
 
 The JSON object (`Ablation.as_dict`), prices in µs (alone: times), ratios formed round by round:
 
-schema, source, device, versions, options, started, seconds, finished, note      as in `bench.result`
+schema, source, device, versions, options, started, seconds, finished, note      as in `trials.head`
 lines                one object a technique and shape:
   technique          as in `tuning.techniques`
   label              the shape, as a suite's entry
@@ -16,19 +16,14 @@ unused               techniques that no record of the source uses
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from normgen.bench.contest import Contest, Venue, hold
-from normgen.bench.result import Run, reason_of
-from normgen.bench.walk import walk
 from normgen.device import Device
-from normgen.errors import NormgenError, NothingValidError
-from normgen.measure.protocol import DeviceLostError
+from normgen.errors import NothingValidError
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.statistics import Ratio
@@ -38,6 +33,9 @@ from normgen.spec.reader import load
 from normgen.studies.techniques import Technique, all_techniques, changes, without
 from normgen.suites.suite import Entry, load_suite
 from normgen.text import figure, table
+from normgen.trials.contest import Contest, Venue, hold
+from normgen.trials.head import Run
+from normgen.trials.run import How, run
 from normgen.tuning.progress import Progress
 
 OWN = "tuned"
@@ -50,6 +48,12 @@ class Case:
     entry: Entry
     schedule: Schedule
     techniques: tuple[Technique, ...]
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+    key = label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +75,13 @@ class Line:
 class Ablation(Run):
     """A whole run."""
 
+    READ = (1, 2, 3)
+    TRIALS = "lines"
+    WRITER = "`normgen bench --ablation ... --json`"
+
     source: str
-    lines: tuple[Line, ...]
-    unused: tuple[str, ...]
+    lines: tuple[Line, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def tuned_entries(source: str, device: Device, folders: Sequence[Path]) -> list[tuple[Entry, Schedule]]:
@@ -132,35 +140,20 @@ def run_ablation(
     *,
     tried: int,
     progress: Progress,
-    limit_s: float | None = None,
-    on_results: Callable[[Ablation], None] = lambda _: None,
+    **how: Unpack[How],
 ) -> Ablation:
-    """Time every case; `on_results` gets what there is after each one.
+    """Time every case.
 
     tried     kernels without a technique, for each technique of a case
-    limit_s   begin no case later than this
     """
-    lines: list[Line] = []
-
-    def found(head: Mapping[str, Any]) -> Ablation:
-        return Ablation(**head, source=Path(source).name, lines=tuple(lines), unused=unused)
-
-    def measure(case: Case) -> str:
-        start = time.monotonic()
-        lines.extend(measure_case(case, venue, tried=tried, note=progress.note))
-        names = ", ".join(t.name for t in case.techniques)
-        return f"{case.entry.label}: {names} ({time.monotonic() - start:.1f} s)"
-
-    return walk(
+    opened = Ablation(**venue.head(cases=len(cases), tried=tried), source=Path(source).name, unused=unused)
+    return run(
+        opened,
         cases,
-        lambda case: case.entry.label,
-        measure,
-        found,
-        venue=venue,
-        options={"cases": len(cases), "tried": tried},
+        lambda case: measure_case(case, venue, tried=tried, note=progress.note),
         progress=progress,
-        limit_s=limit_s,
-        on_results=on_results,
+        words=lambda lines: ", ".join(line.technique for line in lines),
+        **how,
     )
 
 
@@ -169,12 +162,7 @@ def measure_case(case: Case, venue: Venue, *, tried: int, note: Callable[[str], 
     problem, own = case.entry.problem, case.schedule
     others = {t.name: without(t, own, problem, venue.facts, count=tried) for t in case.techniques}
     schedules = {OWN: own} | {s.key: s for found in others.values() for s in found}
-    try:
-        contest = hold(problem, case.entry.place, schedules, venue, note=note)
-    except DeviceLostError:
-        raise
-    except NormgenError as error:
-        contest = Contest(series={}, roofs_us={}, failed={OWN: reason_of(error)})
+    contest = hold(problem, case.entry.place, schedules, venue, note=note)
     return [_line(case, name, found, contest) for name, found in others.items()]
 
 

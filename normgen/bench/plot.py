@@ -71,6 +71,16 @@ def require_matplotlib() -> Any:
     return figure
 
 
+def save(picture: Any, path: Path) -> None:
+    """Write a picture; the suffix of its file says the format. Raises UsageError for a file that cannot be written."""
+    drawing = io.BytesIO()
+    try:
+        picture.savefig(drawing, dpi=120, format=path.suffix.removeprefix(".") or "png")
+        write_output(path, drawing.getvalue())
+    except (OSError, ValueError) as error:
+        raise UsageError("cannot write the plot", received=f"{path}: {error}") from None
+
+
 def plot(results: Results, path: Path) -> None:
     """Write the picture to `path`; its suffix says the format.
 
@@ -91,12 +101,7 @@ def plot(results: Results, path: Path) -> None:
         axis.set_axis_off()
     has_odd = any(curve.odd for curves in drawn.values() for curve in curves.values())
     _name(picture, colours, f"{results.suite} on {results.device.get('name', '')}", has_odd=has_odd)
-    drawing = io.BytesIO()
-    try:
-        picture.savefig(drawing, dpi=120, format=path.suffix.removeprefix(".") or "png")
-        write_output(path, drawing.getvalue())
-    except (OSError, ValueError) as error:
-        raise UsageError("cannot write the plot", received=f"{path}: {error}") from None
+    save(picture, path)
 
 
 def _draw(axis: Any, curves: dict[str, Curve], colours: dict[str, str]) -> None:

@@ -1,14 +1,14 @@
-"""What a suite's run found, as plain data: one object that is printed, drawn, written and read back.
+"""What a suite's run found, as plain data that is printed, drawn, written and read back.
 
-The JSON object (`Results.as_dict`), times in µs, ratios formed round by round. In place (`records.place`) a contender
-stands between the same P and C as all others; what it adds to their time T0 is its price. Files of schema 1 are alone:
-there a time is that of a launch behind itself, `cache` stands for context and setting, and nothing has a price.
+The JSON object (`Results.as_dict`), of which a file has the head as its first line and then a line an entry; times in
+µs, ratios formed round by round. In place (`records.place`) a contender stands between the same P and C as all others;
+what it adds to their time T0 is its price. Files of schema 1 are alone: there a time is that of a launch behind itself,
+`cache` stands for context and setting, and nothing has a price. Those of schema 2 are one object.
 
 schema, suite, summary    layout version; the suite
 device, versions          facts of the GPU; ours, the compiler's, the driver's and every peer's versions
 options                   peers, seed, samples, compile mode, ...: what was asked for
-started, seconds          UTC; wall time
-finished, note            false after an interrupt, a time limit or a lost device, and which
+started, seconds, finished, note    as in `trials.head`
 geometric_mean            of best peer / ours over the entries that have both, by prices (alone: by times)
 geometric_mean_of_chains  the same by T
 geometric_mean_to_roof    of ours / roof, by prices (alone: by times)
@@ -41,19 +41,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normgen.device import Device
-from normgen.errors import NormgenError, UsageError
-from normgen.files.decoded import parse_json
+from normgen.errors import NothingValidError, UsageError, VerificationError
+from normgen.files.plain import BESIDE, made, plain
 from normgen.records.place import Context, Place, Setting
 from normgen.records.statistics import Price, Ratio, Times
-
-SCHEMA = 2
-READ = (1, 2)
-REASON_LENGTH = 400
+from normgen.trials.head import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,7 @@ class Provider:
     to_roof: Ratio | None = None
     to_copy: Ratio | None = None
     failed: str = ""
-    error: Mapping[str, float] = field(default_factory=dict, hash=False)
+    error: Mapping[str, float | None] = field(default_factory=dict, hash=False)
     note: str = ""
     schedule: Mapping[str, Any] = field(default_factory=dict, hash=False)
     overlaps: bool = False
@@ -97,8 +92,7 @@ class EntryResult:
     dtypes: Mapping[str, str] = field(hash=False)
     pitch: int
     align: int
-    context: str
-    setting: str
+    place: Place = field(metadata=BESIDE)
     bytes: int
     roof_us: float | None
     roof: str
@@ -111,8 +105,8 @@ class EntryResult:
     run: str = ""
 
     @property
-    def place(self) -> Place:
-        return Place(context=Context(self.context), setting=Setting(self.setting))
+    def key(self) -> str:
+        return f"{self.label} {sorted(self.dtypes)}"
 
     @property
     def gb_per_s(self) -> float | None:
@@ -151,48 +145,37 @@ def _inverse(ratio: Ratio | None) -> Ratio | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """The head of every results file; see the module's docstring."""
-
-    device: Mapping[str, Any] = field(hash=False)
-    versions: Mapping[str, str] = field(hash=False)
-    options: Mapping[str, Any] = field(hash=False)
-    started: str
-    seconds: float
-    finished: bool
-    note: str = ""
-
-    def figures(self) -> dict[str, float | None]:
-        """What sums the run up, by name."""
-        return {}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, floats to five significant digits: names, the head, figures, the rest."""
-        said, head = asdict(self), [f.name for f in fields(Run)]
-        own = {name: value for name, value in said.items() if name not in head}
-        names = {name: value for name, value in own.items() if isinstance(value, str)}
-        found = plain({"schema": SCHEMA, **names, **{n: said[n] for n in head}, **self.figures(), **own})
-        assert isinstance(found, dict)
-        return found
-
-
-def opening(device: Device, versions: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Run` that are known when it begins, which is now."""
-    return {
-        "device": device.as_dict(),
-        "versions": dict(sorted(versions.items())),
-        "options": dict(options),
-        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
 class Results(Run):
     """A whole suite's run."""
+
+    READ = (1, 2, 3)
+    TRIALS = "entries"
+    WRITER = "`normgen bench --json`"
 
     suite: str
     summary: str
     entries: tuple[EntryResult, ...] = ()
+
+    @classmethod
+    def trial_of(cls, data: Any) -> EntryResult:
+        """An entry of its plain values, those of schema 1 too. Raises ValueError."""
+        if isinstance(data, dict) and "cache" in data:
+            place = Place(context=Context.ALONE, setting=Setting(data["cache"]))
+            data = {name: value for name, value in data.items() if name != "cache"} | plain(place)
+        return made(EntryResult, data)
+
+    def is_good(self, trial: EntryResult) -> bool:
+        return trial.ours.us is not None
+
+    @property
+    def exit_code(self) -> int:
+        """As every run's; 4 a wrong kernel of ours, 3 one that does not compile or run, else 0."""
+        if ended := super().exit_code:
+            return ended
+        failed = [entry.ours.failed for entry in self.entries if entry.ours.failed]
+        if any(reason.startswith("wrong result") for reason in failed):
+            return VerificationError.exit_code
+        return NothingValidError.exit_code if failed else 0
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -279,58 +262,3 @@ def geometric_mean(values: Sequence[float]) -> float | None:
     if not values:
         return None
     return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def from_json(text: str, *, file: str = "<results>") -> Results:
-    """The results of a JSON text that `as_dict` made. Raises UsageError with what is wrong with it."""
-    try:
-        data = parse_json(text)
-        if data.get("schema") not in READ:
-            raise ValueError(f"schema {data.get('schema')!r}, this version reads {', '.join(map(str, READ))}")
-        entries = tuple(_entry(entry) for entry in data["entries"])
-        others = [f.name for f in fields(Results) if f.name != "entries"]
-        return Results(entries=entries, **{name: data[name] for name in others})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError("a results file is what `normgen bench --json` wrote", received=f"{file}: {error}") from None
-
-
-def _entry(data: Mapping[str, Any]) -> EntryResult:
-    peers = {name: _provider(peer) for name, peer in data["peers"].items()}
-    own = {name: value for name, value in data.items() if name != "cache"}
-    if "cache" in data:
-        own |= Place(context=Context.ALONE, setting=Setting(data["cache"])).as_dict()
-    chain = Times(**data["chain_us"]) if data.get("chain_us") else None
-    found = EntryResult(**{**own, "ours": _provider(data["ours"]), "peers": peers, "chain_us": chain})
-    found.place  # noqa: B018  raises ValueError for words that name none
-    return found
-
-
-def _provider(data: Mapping[str, Any]) -> Provider:
-    nested = {"price_us": Price, "times_us": Times, "to_roof": Ratio, "to_copy": Ratio, "ours_to_this": Ratio}
-    nested |= {"our_price_to_this": Ratio}
-    built = {name: make(**data[name]) if data.get(name) else None for name, make in nested.items()}
-    return Provider(**{**data, **built})
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON knows it: floats to five significant digits, NaN and infinity as null."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return value
-
-
-def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line: our own errors as they are, a library's with its class."""
-    if isinstance(error, NormgenError):
-        return one_line(str(error))
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:REASON_LENGTH]
-
-
-def one_line(text: str) -> str:
-    """The rule and what was received of the text of an error of ours."""
-    return text.partition("\n  hint: ")[0].replace("\n  received: ", ": ")[:REASON_LENGTH]

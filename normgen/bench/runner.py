@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from normgen.bench import entry as entries
 from normgen.bench import peers as peer_modules
 from normgen.bench.entry import Shared, failed_entry, measure_entry
 from normgen.bench.peers import Options
-from normgen.bench.result import EntryResult, Results, opening, reason_of
+from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import ratio_text
-from normgen.cuda.driver import find_gpu
 from normgen.device import Device
-from normgen.errors import NormgenError, NothingValidError, UsageError
+from normgen.errors import NormgenError, NothingValidError
 from normgen.measure.isolation.process import Post
 from normgen.measure.protocol import DeviceLostError
 from normgen.records.winners import Lookup, adopt, kept_of, lookup, record_folders
@@ -26,10 +24,12 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry, Suite
 from normgen.text import figure
+from normgen.trials.contest import Venue, venue_of
+from normgen.trials.head import reason_of
+from normgen.trials.run import How, run
 from normgen.tuning.progress import Progress, Silent
-from normgen.tuning.tuner import environment, tune
+from normgen.tuning.tuner import tune
 
-INTERRUPTED, DEVICE_LOST, TIME_LIMIT = "interrupted", "device lost", "time limit reached"
 IMPORT_S = 300.0  # a peer may take this long to import, the start of its process included
 
 
@@ -53,10 +53,6 @@ class Wish:
     limit_s: float | None = None
     alone: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        plain = {**asdict(self), "records": [str(path) for path in self.records]}
-        return plain | {"peers": list(self.peers) if self.peers is not None else None}
-
 
 def run_suite(
     suite: Suite,
@@ -65,108 +61,35 @@ def run_suite(
     device: int = 0,
     progress: Progress | None = None,
     before: Results | None = None,
-    on_results: Callable[[Results], None] = lambda _: None,
+    **how: Unpack[How],
 ) -> Results:
-    """Measure every entry; `on_results` gets all results so far after each one.
+    """Measure every entry.
 
     before   results of an earlier run of the same wish: what has a time there is not measured again, and is kept
-    An interrupt, a time limit or a lost device ends the run with what there is: `finished` and `note` say so.
     Raises NoDeviceError without a GPU, UsageError for a wrong wish or for results of another one.
     """
     progress = progress or Silent()
-    if wish.samples < 6:
-        raise UsageError("an interval of a median needs at least 6 samples", received=str(wish.samples))
-    found = find_gpu(device)
-    assert found is not None, "a GPU that is asked for by number is found or an error"
-    index, facts = found
-    with Post(entries.BENCH, index) as post, record_places(wish.records, facts) as folders:
+    how.setdefault("limit_s", wish.limit_s)
+    venue = venue_of(device, samples=wish.samples, seed=wish.seed)
+    with Post(entries.BENCH, venue.index) as post, record_places(wish.records, venue.facts) as folders:
         chosen, versions = open_peers(wish.peers, progress, post)
         shared = Shared(
-            facts=facts,
-            post=post,
-            peers=chosen,
-            options=wish.options,
-            samples=wish.samples,
-            seed=wish.seed,
-            note=progress.note,
-            alone=wish.alone,
+            venue=venue, post=post, peers=chosen, options=wish.options, note=progress.note, alone=wish.alone
         )
-        state = _State(suite, wish, facts, {**environment(measured=True), **versions}, on_results)
-        if before is not None:
-            state.go_on(before)
-        try:
-            for number, entry in enumerate(suite.entries, start=1):
-                if state.has(entry):
-                    continue
-                if wish.limit_s is not None and state.elapsed_s > wish.limit_s:
-                    return state.results(note=TIME_LIMIT)
-                progress.phase(f"[{number}/{len(suite.entries)}] {entry.label}")
-                result = _one(entry, shared, wish, folders, progress)
-                state.add(result)
-                progress.note(f"[{number}/{len(suite.entries)}] {progress_text(result)}")
-        except KeyboardInterrupt:
-            return state.results(note=INTERRUPTED)
-        except DeviceLostError as error:
-            progress.note(str(error))
-            return state.results(note=f"{DEVICE_LOST}: {error.rule}")
-    return state.results(finished=True)
-
-
-class _State:
-    """The results so far."""
-
-    def __init__(
-        self,
-        suite: Suite,
-        wish: Wish,
-        facts: Device,
-        versions: Mapping[str, str],
-        on_results: Callable[[Results], None],
-    ) -> None:
-        self._fixed = opening(facts, versions, wish.as_dict()) | {"suite": suite.name, "summary": suite.summary}
-        self._entries: list[EntryResult] = []
-        self._start = time.monotonic()
-        self._before_s = 0.0
-        self._on_results = on_results
-
-    @property
-    def elapsed_s(self) -> float:
-        """Of this run alone: what its time limit is about."""
-        return time.monotonic() - self._start
-
-    def go_on(self, before: Results) -> None:
-        """Keep what an earlier run timed. Raises UsageError when it is not of the same wish."""
-        now, then = question(self.results()), question(before)
-        other = [f"{name} {then[name]}, now {now[name]}" for name in now if now[name] != then[name]]
-        if other:
-            rule = "results to go on with are of the same suite, device, versions and options"
-            raise UsageError(rule, received="; ".join(other), hint="write to another file, or leave --resume out")
-        self._entries = [e for e in before.entries if e.ours.us is not None]
-        self._before_s, self._fixed["started"] = before.seconds, before.started
-
-    def has(self, entry: Entry) -> bool:
-        names = {t.name for t in entry.problem.tensors}
-        return any(done.label == entry.label and set(done.dtypes) == names for done in self._entries)
-
-    def add(self, entry: EntryResult) -> None:
-        self._entries.append(entry)
-        self._on_results(self.results(note="still running"))
-
-    def results(self, *, finished: bool = False, note: str = "") -> Results:
-        seconds = self._before_s + self.elapsed_s
-        return Results(**self._fixed, seconds=seconds, finished=finished, note=note, entries=tuple(self._entries))
-
-
-def question(results: Results) -> dict[str, Any]:
-    """What must be the same for a run to go on with another's results."""
-    found = results.as_dict()
-    options = {name: value for name, value in found["options"].items() if name != "limit_s"}
-    return {"suite": found["suite"], "device": found["device"], "versions": found["versions"], "options": options}
+        opened = Results(**venue.head(versions, **asdict(wish)), suite=suite.name, summary=suite.summary)
+        return run(
+            opened.going_on(before),
+            suite.entries,
+            lambda entry: [_one(entry, shared, wish, folders, progress)],
+            progress=progress,
+            words=lambda found: progress_text(found[0]),
+            **how,
+        )
 
 
 def _one(entry: Entry, shared: Shared, wish: Wish, folders: Sequence[Path], progress: Progress) -> EntryResult:
     try:
-        schedule, note = schedule_for(entry, shared.facts, shared.post.index, wish, folders, progress)
+        schedule, note = schedule_for(entry, shared.venue, wish, folders, progress)
         return measure_entry(entry, schedule, note, shared)
     except DeviceLostError:
         raise
@@ -198,23 +121,17 @@ def open_peers(names: tuple[str, ...] | None, progress: Progress, post: Post) ->
 
 
 def schedule_for(
-    entry: Entry, facts: Device, index: int, wish: Wish, folders: Sequence[Path], progress: Progress
+    entry: Entry, venue: Venue, wish: Wish, folders: Sequence[Path], progress: Progress
 ) -> tuple[Schedule, str]:
     """The best record's schedule, after tuning if that is wished for, else the default; and where it comes from."""
-    found = lookup(entry.problem, facts, place=entry.place, folders=folders)
+    found = lookup(entry.problem, venue.facts, place=entry.place, folders=folders)
     if wish.tune_budget_s is not None and not _is_exact(found, entry):
         try:
-            result = tune(
-                **entry.arguments(), device=index, budget_s=wish.tune_budget_s, seed=wish.seed, progress=progress
-            )
+            return tuned(entry, venue, progress, budget_s=wish.tune_budget_s), ""
         except NothingValidError as error:
             progress.note(f"{entry.label}: {error.rule}")
-        else:
-            if result.interrupted:
-                raise KeyboardInterrupt
-            return result.record.schedule, ""
     if found.record is None or found.schedule is None:
-        return default_schedule(entry.problem, facts), "default schedule"
+        return default_schedule(entry.problem, venue.facts), "default schedule"
     if not found.exact:
         return found.schedule, found.reason
     other = "" if found.record.place == entry.place else f"tuned {found.record.place}"
@@ -238,17 +155,22 @@ def record_places(files: Sequence[Path], facts: Device) -> Iterator[tuple[Path, 
 
 
 def progress_text(entry: EntryResult) -> str:
-    """`rmsnorm fwd 4096x4096 bf16 fresh: 18.21 µs, 97.0 % of roofline; best peer liger 18.80 µs, 1.032 x [..] (6 s)`"""
+    """`18.21 µs, 97.0 % of roofline; best peer liger 18.80 µs, 1.032 x [..]; no time of quack`"""
     ours = entry.ours
-    text = f"{entry.label}: "
-    if ours.us is not None:
-        text += f"{figure(ours.cost_us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roofline"
-    else:
-        text += ours.failed
+    text = f"{figure(ours.cost_us)} µs, {figure(entry.percent_of_roof(ours), 3)} % of roofline"
+    text = text if ours.us is not None else ours.failed
     best, faster = entry.best_peer, entry.faster
     if best is not None:
         text += f"; best peer {best} {figure(entry.peers[best].cost_us)} µs"
         text += f", {ratio_text(faster)}" if faster else ""
     failed = [name for name, peer in entry.peers.items() if peer.failed]
-    text += f"; no time of {', '.join(failed)}" if failed else ""
-    return f"{text} ({entry.seconds:.1f} s)"
+    return text + (f"; no time of {', '.join(failed)}" if failed else "")
+
+
+def tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None = None) -> Schedule:
+    """What a tune finds for an entry. Raises KeyboardInterrupt where Ctrl-C ended it."""
+    limits: dict[str, Any] = {"device": venue.index, "budget_s": budget_s, "trials": trials, "seed": venue.seed}
+    result = tune(**entry.arguments(), **limits, progress=progress)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result.record.schedule

@@ -2,7 +2,7 @@
 
 The JSON object (`Transfer.as_dict`), times in µs, ratios formed round by round:
 
-schema, device, versions, options, started, seconds, finished, note      as in `bench.result`
+schema, device, versions, options, started, seconds, finished, note      as in `trials.head`
 median, worst           of the shapes' fractions
 shapes                  one object a shape:
   label                 as a suite's entry
@@ -21,13 +21,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
-from normgen.bench.contest import Contest, Venue, hold
-from normgen.bench.result import Run, reason_of
-from normgen.bench.walk import walk
+from normgen.bench.runner import tuned
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.measure.protocol import DeviceLostError
 from normgen.records import statistics
@@ -41,8 +39,10 @@ from normgen.spec.reader import load
 from normgen.suites.bands import Bands
 from normgen.suites.suite import Entry
 from normgen.text import figure, table
+from normgen.trials.contest import Contest, Venue, hold
+from normgen.trials.head import Run, reason_of
+from normgen.trials.run import How, run
 from normgen.tuning.progress import Progress
-from normgen.tuning.tuner import tune
 
 ROUND_COLS = 64  # three shapes of four have a multiple of it, as models have; the fourth any number of cols
 TRIES = 1000
@@ -68,7 +68,10 @@ class Shape:
 class Transfer(Run):
     """A whole run."""
 
-    shapes: tuple[Shape, ...]
+    TRIALS = "shapes"
+    WRITER = "`normgen bench --nearest ... --json`"
+
+    shapes: tuple[Shape, ...] = ()
 
     @property
     def fractions(self) -> list[float]:
@@ -163,37 +166,29 @@ def run_transfer(
     *,
     budget_s: float,
     progress: Progress,
-    limit_s: float | None = None,
     trials: int | None = None,
     is_banded: bool = False,
-    on_results: Callable[[Transfer], None] = lambda _: None,
+    **how: Unpack[How],
 ) -> Transfer:
-    """Tune and time every entry; `on_results` gets what there is after each one.
+    """Tune and time every entry.
 
     records   what the rule may know: read before anything is tuned, so that no winner of this run is among them
-    limit_s   begin no shape later than this
     is_banded  the rule is that of a handle for any number of rows: what its band's count gets, not the nearest record
     """
-    shapes: list[Shape] = []
+    rule = _banded if is_banded else _nearest
 
-    def found(head: Mapping[str, Any]) -> Transfer:
-        return Transfer(**head, shapes=tuple(shapes))
+    def measure(entry: Entry) -> list[Shape]:
+        found = rule(entry, records, venue)
+        return [_measure(entry, found, venue, progress, budget_s=budget_s, trials=trials)]
 
-    def measure(entry: Entry) -> str:
-        rule = _banded(entry, records, venue) if is_banded else _nearest(entry, records, venue)
-        shapes.append(_measure(entry, rule, venue, progress, budget_s=budget_s, trials=trials))
-        return progress_text(shapes[-1])
-
-    return walk(
+    head = venue.head(shapes=len(entries), budget_s=budget_s, trials=trials, records=len(records))
+    return run(
+        Transfer(**head),
         entries,
-        lambda entry: entry.label,
         measure,
-        found,
-        venue=venue,
-        options={"shapes": len(entries), "budget_s": budget_s, "trials": trials, "records": len(records)},
         progress=progress,
-        limit_s=limit_s,
-        on_results=on_results,
+        words=lambda shapes: progress_text(shapes[0]),
+        **how,
     )
 
 
@@ -210,15 +205,14 @@ def _measure(
     default = default_schedule(entry.problem, venue.facts)
     schedule, words = rule or (default, "default schedule")
     schedules = {"rule": schedule, "default": default}
-    failed: dict[str, str] = {}
-    found = Contest(series={}, roofs_us={}, failed={})
     try:
-        schedules["tuned"] = _tuned(entry, venue, progress, budget_s=budget_s, trials=trials)
-        found = hold(entry.problem, entry.place, schedules, venue, note=progress.note)
+        schedules["tuned"] = tuned(entry, venue, progress, budget_s=budget_s, trials=trials)
     except DeviceLostError:
         raise
     except NormgenError as error:
-        failed["tuned"] = reason_of(error)
+        found = Contest(failed={"tuned": reason_of(error)})
+    else:
+        found = hold(entry.problem, entry.place, schedules, venue, note=progress.note)
     return Shape(
         label=entry.label,
         rule=words,
@@ -227,8 +221,8 @@ def _measure(
         fraction=found.ratio("tuned", "rule"),
         default_fraction=found.ratio("tuned", "default"),
         price_fraction=found.price_ratio("tuned", "rule"),
-        roof_us=found.roof_us,
-        failed={**failed, **found.failed},
+        roof_us=found.roof[1],
+        failed=found.failed,
         seconds=time.monotonic() - start,
     )
 
@@ -247,27 +241,10 @@ def _size(record: Record) -> str:
     return f"{record.problem.rows}x{record.problem.cols}"
 
 
-def _tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None) -> Schedule:
-    result = tune(
-        **entry.arguments(),
-        device=venue.index,
-        budget_s=budget_s,
-        trials=trials,
-        seed=venue.seed,
-        progress=progress,
-    )
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return result.record.schedule
-
-
 def progress_text(shape: Shape) -> str:
-    text = f"{shape.label}: "
     if shape.fraction is not None:
-        text += f"{100 * shape.fraction.median:.1f} % of what tuning gives ({shape.rule})"
-    else:
-        text += "; ".join(f"{name}: {reason}" for name, reason in shape.failed.items())
-    return f"{text} ({shape.seconds:.1f} s)"
+        return f"{100 * shape.fraction.median:.1f} % of what tuning gives ({shape.rule})"
+    return "; ".join(f"{name}: {reason}" for name, reason in shape.failed.items())
 
 
 def transfer_text(found: Transfer) -> str:

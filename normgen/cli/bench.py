@@ -106,7 +106,7 @@ def bench(
             ask,
             which=which,
             picture=picture,
-            budget_s=budget_s if options.pop("is_tuning") else None,
+            tune_budget_s=budget_s if options.pop("is_tuning") else None,
             peers=None if peers is None else tuple(name for name in parse_names(peers) if name != "none"),
             **options,
         )

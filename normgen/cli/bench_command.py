@@ -8,37 +8,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
 from normgen.bench import ablation, runner, transfer
 from normgen.bench import plot as plots
-from normgen.bench.ablation import Ablation
-from normgen.bench.contest import Venue
 from normgen.bench.peers import Options, check_names
-from normgen.bench.result import Results, Run, from_json, joined
-from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
+from normgen.bench.result import Results, joined
+from normgen.bench.rounds import Rounds
+from normgen.bench.runner import Wish
 from normgen.bench.table import results_text
-from normgen.bench.transfer import Transfer
 from normgen.cli.options import STDOUT
 from normgen.cli.text.result import Terminal
-from normgen.cuda.driver import find_gpu
 from normgen.device import Device
-from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
-from normgen.files.private import write_output
+from normgen.errors import UsageError
 from normgen.records.record import Record
 from normgen.records.winners import kept_of, records_of, shipped_folder
 from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
-
-EXIT_INTERRUPTED = 130
-
-
-class Found(Protocol):
-    """What a measurement found: printed as a table, or as JSON."""
-
-    def as_dict(self) -> dict[str, Any]: ...
+from normgen.trials.contest import Venue, venue_of
+from normgen.trials.file import of_text, read, resumed, text_of, write
+from normgen.trials.head import Run
+from normgen.trials.run import How
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,30 +54,27 @@ class Ask:
     def file(self) -> Path | None:
         return results_file(self.json_to)
 
+    def how(self) -> How:
+        return {"path": self.file(), "limit_s": self.limit_s}
+
     def venue(self) -> Venue:
-        """Where contests are held. Raises NoDeviceError without a GPU, UsageError for too few samples."""
-        if self.samples < 6:
-            raise UsageError("an interval of a median needs at least 6 samples", received=str(self.samples))
-        found = find_gpu(self.device)
-        assert found is not None, "a GPU that is asked for by number is found or an error"
-        return Venue(facts=found[1], index=found[0], samples=self.samples, seed=self.seed)
+        return venue_of(self.device, samples=self.samples, seed=self.seed)
 
 
 def run(
     suite: str,
     ask: Ask,
     *,
-    peers: tuple[str, ...] | None,
     only: str | None,
     skip: str | None,
     which: slice,
     resume: bool,
-    budget_s: float | None,
     picture: Path | None,
     compile_mode: str,
     setting: str | None,
     context: str | None,
-    alone: bool,
+    peers: tuple[str, ...] | None,
+    **wished: Any,
 ) -> int:
     """Run a suite and print it. Returns the exit code."""
     chosen = load_suite(suite)
@@ -99,29 +88,17 @@ def run(
     file = ask.file()
     if resume and file is None:
         raise UsageError("--resume goes on with the results of a file", hint="--json FILE names it")
-    before = _recorded(file) if resume and file is not None and file.exists() else None
+    before = resumed(Results, file) if resume else None
     wish = Wish(
         peers=None if peers is None else check_names(peers),
         options=Options(compile_mode=compile_mode),
-        tune_budget_s=budget_s,
-        records=ask.records,
-        samples=ask.samples,
-        seed=ask.seed,
-        limit_s=ask.limit_s,
-        alone=alone,
+        **{name: getattr(ask, name) for name in ("records", "samples", "seed", "limit_s")},
+        **wished,
     )
     with Terminal() as progress:
-        results = runner.run_suite(
-            chosen,
-            wish,
-            device=ask.device,
-            progress=progress,
-            before=before,
-            on_results=lambda found: _save(file, found),
-        )
-    _save(file, results)
+        results = runner.run_suite(chosen, wish, device=ask.device, progress=progress, before=before, path=file)
     _show(results, ask.json_to, picture)
-    return exit_code(results)
+    return results.exit_code
 
 
 def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, which: slice) -> int:
@@ -129,7 +106,7 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
 
     Returns the exit code.
     """
-    file, venue = ask.file(), ask.venue()
+    venue = ask.venue()
     known = known_records(ask.records, venue.facts)
     if rows is None:
         entries = transfer.random_entries(known, count=count, seed=ask.seed)
@@ -142,25 +119,24 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
             known,
             venue,
             budget_s=budget_s,
-            limit_s=ask.limit_s,
             progress=progress,
             is_banded=rows is not None,
-            on_results=lambda results: _save(file, results),
+            **ask.how(),
         )
-    return _conclude(found, file, ask.json_to, transfer.transfer_text(found))
+    return _conclude(found, ask.json_to, transfer.transfer_text(found))
 
 
 def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
     """Print what a call costs the host, and write it into a file. Raises UsageError without torch."""
     with _torch_is_there("what a call costs is measured beside torch"):
-        from normgen.torch.host_times import host_times
+        from normgen.bench.host_times import host_times
     _tell(host_times(rounds=rounds, device=device), json_to)
 
 
 def run_model(name: str, json_to: str | None, *, rounds: int, device: int, compiled: bool) -> None:
     """Print what norms cost in a whole model, and write it into a file. Raises UsageError without torch."""
     with _torch_is_there("models are torch's"):
-        from normgen.torch.model_times import model_times
+        from normgen.bench.model_times import model_times
     _tell(model_times(name, rounds=rounds, device=device, compiled=compiled), json_to)
 
 
@@ -172,17 +148,16 @@ def _torch_is_there(rule: str) -> Iterator[None]:
         raise UsageError(rule, received=str(error)) from error
 
 
-def _tell(found: Found, json_to: str | None) -> None:
+def _tell(found: Rounds, json_to: str | None) -> None:
     """A table, and a file beside it where one is named, as of a suite; or JSON instead."""
-    text = json.dumps(found.as_dict(), indent=1) + "\n"
     if file := results_file(json_to):
-        write_output(file, text)
-    click.echo(text.rstrip("\n") if json_to == STDOUT else str(found))
+        write(file, found)
+    _conclude(found, json_to, str(found))
 
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:
     """What each technique is worth in the tuned kernels of a suite or a file of records. Returns the exit code."""
-    file, venue = ask.file(), ask.venue()
+    venue = ask.venue()
     with runner.record_places(ask.records, venue.facts) as folders:
         winners = ablation.tuned_entries(source, venue.facts, folders)
     cases, unused = ablation.cases_of(winners, each=each, most=most)
@@ -193,11 +168,10 @@ def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> 
             unused,
             venue,
             tried=tried,
-            limit_s=ask.limit_s,
             progress=progress,
-            on_results=lambda results: _save(file, results),
+            **ask.how(),
         )
-    return _conclude(found, file, ask.json_to, ablation.ablation_text(found))
+    return _conclude(found, ask.json_to, ablation.ablation_text(found))
 
 
 def results_file(json_to: str | None) -> Path | None:
@@ -214,57 +188,27 @@ def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
     return [*given, *records_of(facts, [shipped_folder()])]
 
 
-def _save(file: Path | None, found: Run) -> None:
-    if file is not None:
-        write_output(file, as_json(found))
-
-
-def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None, text: str) -> int:
-    _save(file, found)
+def _conclude(found: Run, json_to: str | None, text: str) -> int:
     click.echo(as_json(found).rstrip("\n") if json_to == STDOUT else text)
-    return _ended(found.note)
+    return found.exit_code
 
 
 def show_recorded(recorded: Sequence[Path], *, json_to: str | None, picture: Path | None) -> int:
     """Print, draw and write what earlier runs of a suite found: the later files' entries replace the earlier ones'."""
-    found = reduce(joined, map(_recorded, recorded))
-    _save(results_file(json_to), found)
+    found = reduce(joined, (read(Results, file) for file in recorded))
+    if file := results_file(json_to):
+        write(file, found)
     _show(found, json_to, picture)
     return 0
 
 
-def _recorded(file: Path) -> Results:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("cannot read the results file", received=f"{file}: {error}") from None
-    return from_json(text, file=str(file))
-
-
 def _show(results: Results, json_to: str | None, picture: Path | None) -> None:
-    text = as_json(results)
     # What is printed is what the file says: a figure rounded twice may end on another digit.
-    click.echo(text.rstrip("\n") if json_to == STDOUT else results_text(from_json(text)))
+    said = of_text(Results, text_of(results).encode())
+    click.echo(as_json(results).rstrip("\n") if json_to == STDOUT else results_text(said))
     if picture is not None and results.entries:
         plots.plot(results, picture)
 
 
 def as_json(results: Run) -> str:
     return json.dumps(results.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def exit_code(results: Results) -> int:
-    """130 interrupted, 6 device lost, 4 a wrong kernel of ours, 3 one that does not compile or run, else 0."""
-    if ended := _ended(results.note):
-        return ended
-    failed = [entry.ours.failed for entry in results.entries if entry.ours.failed]
-    if any(reason.startswith("wrong result") for reason in failed):
-        return VerificationError.exit_code
-    return NothingValidError.exit_code if failed else 0
-
-
-def _ended(note: str) -> int:
-    """The exit code of an early end: 130 interrupted, 6 device lost; a time limit is none."""
-    if note == INTERRUPTED:
-        return EXIT_INTERRUPTED
-    return DriverError.exit_code if note.startswith(DEVICE_LOST) else 0

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import Any
 
 import click
 
@@ -64,6 +63,8 @@ class Report:
 
     checks: tuple[Check, ...]
 
+    ALSO = ("status", "works")
+
     @property
     def status(self) -> Status:
         """The worst of all checks."""
@@ -78,14 +79,6 @@ class Report:
         has_compiler = all(c.status is Status.OK for c in self.checks if c.name == "c++ compiler")
         compiles = ok["nvrtc"] and ok["packages"]
         return {"compile": compiles, "measure": compiles and has_gpu, "check on cpu": ok["packages"] and has_compiler}
-
-    def as_dict(self) -> dict[str, Any]:
-        """The object `normgen doctor --json` prints."""
-        return {
-            "status": self.status.value,
-            "works": self.works,
-            "checks": [{**asdict(check), "status": check.status.value} for check in self.checks],
-        }
 
     def __str__(self) -> str:
         width = max(len(check.name) for check in self.checks)
@@ -263,4 +256,4 @@ def _cache() -> Check:
 def doctor(as_json: bool) -> None:
     """What works here: driver, GPU, NVRTC, C++ compiler, cache; and what to do about what does not."""
     report = diagnose()
-    show(report.as_dict() if as_json else str(report))
+    show(report if as_json else str(report))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -16,14 +15,12 @@ from normgen.cli.text.result import LiveLine
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError
-from normgen.files.decoded import parse_json
 from normgen.files.private import write_output
-from normgen.ladder.climb import Climb, Ground, climb, shipped_climb
+from normgen.ladder.climb import Climb, Ground, climb, read_climbs, shipped_climb
 from normgen.ladder.page import difference, kernel_of, page
 from normgen.ladder.plot import plot
 from normgen.ladder.rungs import Ladder, list_ladders, load_ladder
 from normgen.records.place import Context, Place, Setting
-from normgen.spec.toml_lines import read_text
 
 PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources time: the kernel by itself, data in DRAM
 
@@ -62,7 +59,7 @@ def ladder(
     """
     if not names and not sources:
         every = [load_ladder(name) for name in list_ladders()]
-        show({"ladders": [asdict(one) for one in every]} if as_json else list_text(every))
+        show({"ladders": every} if as_json else list_text(every))
         return
     chosen = [load_ladder(n) for name in names for n in (list_ladders() if name == "all" else [name])]
     if sources:
@@ -73,7 +70,7 @@ def ladder(
         measured = None if climbed.measured else shipped_climb(one, named_target(options["target"]))
         show(climb_text(one, climbed, measured) + _kernels(one, climbed, options) + "\n")
     if as_json:
-        show({"ladders": [climbed.as_dict() for _, climbed in found]})
+        show({"ladders": [climbed for _, climbed in found]})
     if options["picture"]:
         if len(found) != 1:
             raise UsageError("--plot draws one ladder", received=", ".join(one.name for one, _ in found))
@@ -93,12 +90,8 @@ def _climbed(chosen: list[Ladder], *, seed: int, samples: int, **options: Any) -
 
 
 def _read(source: Path, asked: list[Ladder]) -> list[tuple[Ladder, Climb]]:
-    try:
-        found = [Climb.of(one) for one in parse_json(read_text(source, what="ladder"))["ladders"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError("this is no output of `normgen ladder --json`", received=f"{source}: {error}") from None
     wanted = {one.name: one for one in asked}
-    chosen = [one for one in found if not wanted or one.ladder in wanted]
+    chosen = [one for one in read_climbs(source) if not wanted or one.ladder in wanted]
     return [(wanted.get(one.ladder) or load_ladder(one.ladder), one) for one in chosen]
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from normgen.errors import UsageError
+from normgen.files.plain import plain
 from normgen.files.shipped import shipped
 from normgen.problem.question import ASKED, Direction, Option
 from normgen.records.place import Context, Setting
@@ -152,9 +153,9 @@ class Group(click.Group):
             formatter.write_dl([(name, one.get_short_help_str(limit=LONGEST_HELP)) for name, one in commands if one])
 
 
-def show(what: dict[str, Any] | str) -> None:
-    """A text as it is, an object as JSON, on stdout."""
-    click.echo(what if isinstance(what, str) else json.dumps(what, indent=2, ensure_ascii=False))
+def show(what: Any) -> None:
+    """A text as it is, anything else as JSON, on stdout."""
+    click.echo(what if isinstance(what, str) else json.dumps(plain(what), indent=2, ensure_ascii=False))
 
 
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:

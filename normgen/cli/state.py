@@ -26,8 +26,8 @@ from normgen.records.caches import clear, inspect, list_results
 from normgen.records.compare import compare_files
 from normgen.records.place import place_named
 from normgen.text import table
+from normgen.trials.versions import environment
 from normgen.tuning.measured import results_here
-from normgen.tuning.tuner import environment
 
 SLOWER = 5
 
@@ -49,7 +49,7 @@ def cache_info(as_json: bool) -> None:
     """Files and bytes of each kind. --json prints {path, kinds: {name: {files, bytes, damaged}}}."""
     report = inspect()
     if as_json:
-        show(report.as_dict())
+        show(report)
         return
     rows = [[k.name, str(k.files), f"{k.bytes / 2**20:.1f}", str(k.damaged), k.what] for k in report.kinds]
     click.echo(f"{report.path}\n\n" + table(("kind", "files", "MiB", "damaged", ""), rows))
@@ -64,7 +64,7 @@ def cache_ls(as_json: bool) -> None:
     """
     found = list_results()
     if as_json:
-        show({"results": [entry.as_dict() for entry in found]})
+        show({"results": found})
         return
     rows = [[e.gpu, str(e.results), str(e.environments), e.problem] for e in found]
     click.echo(table(("GPU", "results", "environments", "problem"), rows) if rows else "no results are kept")
@@ -124,6 +124,6 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     problems: [{problem, verdict, before_us, after_us, ratio, chain_ratio, before_verified, after_verified}]}.
     """
     found = compare_files(before, after)
-    show(found.as_dict() if as_json else comparison_text(found))
+    show(found if as_json else comparison_text(found))
     if found.slower:
         sys.exit(SLOWER)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from normgen.bench.accuracy.bits import PAIRS, VALUES, Beside, check_known, run_pairs
+from normgen.bench.accuracy.bits import PAIRS, VALUES, check_known, run_pairs
 from normgen.bench.accuracy.cells import (
     COLS,
     CPU_ELEMENTS,
@@ -19,7 +19,6 @@ from normgen.bench.accuracy.cells import (
     OPS,
     ROWS,
     Asked,
-    Measured,
 )
 from normgen.bench.accuracy.kernels import OnCpu, OnGpu
 from normgen.bench.accuracy.table import fill, torch_versions
@@ -37,14 +36,15 @@ from normgen.cli.options import (
     target_option,
 )
 from normgen.cli.problems import read_problem
-from normgen.cli.text.result import LiveLine
+from normgen.cli.text.result import LiveLine, Terminal
 from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
 from normgen.cost.model import predict
 from normgen.cuda.driver import device_facts, find_gpu
 from normgen.device import Device
 from normgen.device import target as named_target
-from normgen.errors import UsageError, VerificationError
+from normgen.errors import UsageError
+from normgen.files.plain import plain
 from normgen.files.private import write_output
 from normgen.ladder.points import read_schedule
 from normgen.problem.question import Direction
@@ -58,7 +58,7 @@ from normgen.studies.fit import fit_constants, read_measured
 from normgen.studies.repeat import Tuned, repeat_on_gpu
 from normgen.studies.replay import EVALUATIONS, STRATEGIES, Landscape, Report, landscape_of
 from normgen.studies.replay import replay as run
-from normgen.studies.sweep import Progress, sweep_on_gpu
+from normgen.studies.sweep import sweep_on_gpu
 from normgen.studies.sweep_file import read_sweep
 
 
@@ -71,17 +71,8 @@ from normgen.studies.sweep_file import read_sweep
 @click.option("--out", type=NewFile(), help="File (default: named by the problem).")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 @seed_option
-def sweep(
-    as_json: bool,
-    setting: str,
-    context: str,
-    limit: int | None,
-    best: int,
-    out: Path | None,
-    device: int,
-    seed: int,
-    **options: Any,
-) -> None:
+@click.pass_context
+def sweep(ctx: click.Context, /, as_json: bool, setting: str, context: str, out: Path | None, **options: Any) -> None:
     """Measure every legal schedule of a problem, or a sample, into one file that `replay` reads.
 
     Run again with the same file, it goes on where it was stopped. --json prints {file, points, outcomes, roof_us,
@@ -89,26 +80,25 @@ def sweep(
     """
     from collections import Counter
 
-    problem = read_problem(options)
+    asked: dict[str, Any] = {name: options.pop(name) for name in ("limit", "best", "seed")}
+    index, problem = options.pop("device"), read_problem(options)
     place = place_named(setting, context)
     where = str(place).replace(" ", "_")
     path = out or Path(f"{problem.name}_{problem.rows}x{problem.cols}_{where}.jsonl.xz")
 
-    def tell(progress: Progress) -> None:
-        best = f", best {progress.best_us:.2f} us" if progress.best_us else ""
-        click.echo(f"{progress.done} of {progress.total}{best}", err=True)
-
-    found = sweep_on_gpu(problem, place=place, path=path, limit=limit, best=best, index=device, seed=seed, tell=tell)
+    with Terminal() as progress:
+        found = sweep_on_gpu(problem, place=place, path=path, index=index, progress=progress, **asked)
     outcomes = dict(sorted(Counter(p.outcome.value for p in found.points).items()))
-    optimum, header = found.optimum, found.header
+    optimum = found.optimum
     if as_json:
-        figures = {"roof_us": header.roof_us, "noise_floor": header.noise_floor}
+        figures = {"roof_us": found.roof_us, "noise_floor": found.noise_floor}
         counts = {"file": str(path), "points": len(found.points), "outcomes": outcomes}
         show({**counts, **figures, "best": optimum.schedule.as_dict(), "best_us": optimum.us})
-        return
-    click.echo(f"{path}: {len(found.points)} of {header.legal} legal schedules, {outcomes}")
-    best_us = (optimum.us or 0.0) - (header.chain_us or 0.0)
-    click.echo(f"best {best_us:.2f} us, roofline {header.roof_us:.2f} us, {header.place.words}: {optimum.schedule}")
+        ctx.exit(found.exit_code)
+    click.echo(f"{path}: {len(found.points)} of {found.legal} legal schedules, {outcomes}")
+    best_us = (optimum.us or 0.0) - (found.chain_us or 0.0)
+    click.echo(f"best {best_us:.2f} us, roofline {found.roof_us:.2f} us, {place.words}: {optimum.schedule}")
+    ctx.exit(found.exit_code)
 
 
 @click.command()
@@ -137,15 +127,14 @@ def replay(
                 done = number * len(chosen) + len(reports)
                 line.say(f"replay  {done}/{len(files) * len(chosen)}  {name} on {file.name}, {seeds} seeds")
                 reports.append(run(land, name, seeds=seeds, workers=workers))
-        found.append((file, sweep.header, land, reports))
+        found.append((file, sweep, land, reports))
         if not as_json:
             _show_reports(file, land, reports)
     if page is not None:
         write_output(page, search_page(found, seeds=seeds))
     if as_json:
         facts = [
-            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us}
-            | {"reports": [r.as_dict() for r in reports]}
+            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us} | {"reports": reports}
             for file, _, land, reports in found
         ]
         show({"sweeps": facts})
@@ -175,16 +164,14 @@ def explain(
     factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks, checklist: [{question, answer, is_good,
     knobs}]}.
     """
-    from dataclasses import asdict
-
     problem, facts = read_problem(options), named_target(target)
     place = place_named(setting, context)
     schedule = read_schedule(problem, facts, " ".join([knobs, *words]).strip())
     cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=place.is_hot)
     answers = checklist(problem, schedule, facts, cost)
     if as_json:
-        head = {"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)}
-        show(head | {"checklist": [asdict(answer) for answer in answers]})
+        head = {"problem": str(problem), "schedule": schedule, "device": facts.name, **plain(cost)}
+        show(head | {"checklist": answers})
         return
     click.echo(f"{problem} on {facts.name}, {place.words}: {schedule}")
     click.echo("\n".join([*cost.lines(), "", *(answer.line() for answer in answers)]))
@@ -267,21 +254,13 @@ def study() -> None:
 )  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), help="Candidates of each tune at most.")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
-def repeat(
-    as_json: bool,
-    setting: str,
-    context: str,
-    seeds: int,
-    against: Path | None,
-    trials: int | None,
-    device: int,
-    **options: Any,
-) -> None:
+def repeat(as_json: bool, setting: str, context: str, seeds: int, against: Path | None, **options: Any) -> None:
     """Tune one problem again and again from empty caches, then time all winners in one interleaved run.
 
     --json prints {best: {schedule, us, of_sweep}, worst_ratio, median_candidates, median_timed, median_wall_s,
     noise_floor, tunes: [{seed, winner, candidates, timed, wall_s, phases_s, us, ratio}]}.
     """
+    trials, device = options.pop("trials"), options.pop("device")
     asked = []
     for name, value in options.items():
         for one in value if isinstance(value, tuple) else (value,):
@@ -328,19 +307,17 @@ def repeat(
 @click.pass_context
 def accuracy(
     ctx: click.Context,
+    /,
     file: Path,
     as_json: bool,
-    ops: str,
-    directions: str,
-    dtypes: str,
-    families: str,
-    cols: str,
     rows: int | None,
     elements: int | None,
     device: str | None,
     workers: int | None,
     page: Path | None,
     seed: int,
+    cols: str,
+    **names: str,
 ) -> None:
     """Errors of our kernels and torch's against float64, cell by cell, into FILE; exit 4 if one is over its bound.
 
@@ -352,37 +329,26 @@ def accuracy(
     gpu = find_gpu(parse_device(device))
     index = gpu[0] if gpu else None
     asked = Asked(
-        ops=parse_names(ops),
-        directions=parse_names(directions),
-        dtypes=parse_names(dtypes),
-        families=parse_names(families),
+        **{name: parse_names(text) for name, text in names.items()},
         cols=_sizes(cols),
         rows=rows or (CPU_ROWS if index is None else ROWS),
         elements=elements or (CPU_ELEMENTS if index is None else ELEMENTS),
     )
 
-    def tell(done: int, total: int, measured: Measured) -> None:
-        marks = [name for name, found in measured.tensors.items() if found.is_over or found.is_worse]
-        said = f": {', '.join(marks)} marked" if marks else ""
-        click.echo(f"{done} of {total} {measured.cell}{said}", err=True)
-
-    table = fill(
-        file, asked, index=index, seed=seed, workers=workers or os.cpu_count() or 1, torch=torch_versions(), tell=tell
-    )
+    cores = workers or os.cpu_count() or 1
+    with Terminal() as progress:
+        table = fill(file, asked, index=index, seed=seed, workers=cores, torch=torch_versions(), progress=progress)
     if page is not None:
         write_output(page, accuracy_page(table))
+    marked = {"over": table.over, "worse": table.worse, "above": table.above}
     if as_json:
-        facts = {"file": str(file), "where": table.head["where"], "torch": table.head["torch"]}
-        marked = {"over": list(table.over), "worse": list(table.worse), "above": list(table.above)}
+        facts = {"file": file, "where": table.where, "torch": table.torch}
         show({**facts, "cells": len(table.cells), **marked})
     else:
-        for mark, names in (("over", table.over), ("worse", table.worse), ("above", table.above)):
-            for name in names:
-                click.echo(f"{mark}: {name}")
+        click.echo("".join(f"{mark}: {one}\n" for mark, found in marked.items() for one in found), nl=False)
         counts = f"{len(table.over)} over the bound, {len(table.worse)} worse than torch"
-        click.echo(f"{file}: {len(table.cells)} cells on {table.head['where']}, {counts}")
-    if table.over:
-        ctx.exit(VerificationError.exit_code)
+        click.echo(f"{file}: {len(table.cells)} cells on {table.where}, {counts}")
+    ctx.exit(table.exit_code)
 
 
 @study.command()
@@ -392,11 +358,12 @@ def accuracy(
 @click.option("--values", type=click.IntRange(min=1), default=VALUES, show_default=True, help="Of each output.")
 @click.option("--device", help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
 @seed_option
-def bits(file: Path, as_json: bool, specs: str, values: int, device: str | None, seed: int) -> None:
+@click.pass_context
+def bits(ctx: click.Context, file: Path, as_json: bool, specs: str, values: int, device: str | None, seed: int) -> None:
     """Presets beside the libraries whose bits they have: what share of each output's elements differs, into FILE.
 
     A library that is not installed, or does not run here, is named with the reason. On the CPU executor 10^5 values
-    take seconds. --json prints what FILE holds.
+    take seconds. --json prints what FILE holds, as one object.
     """
     gpu = find_gpu(parse_device(device))
     wanted = parse_names(specs)
@@ -404,14 +371,11 @@ def bits(file: Path, as_json: bool, specs: str, values: int, device: str | None,
     pairs = tuple(pair for pair in PAIRS if not wanted or pair.spec in wanted)
     place = OnCpu() if gpu is None else OnGpu(gpu[0])
 
-    def tell(found: Beside) -> None:
-        said = ", ".join(f"{name} {d.elements} of {d.of} ({d.share:.2g})" for name, d in found.outputs.items())
-        click.echo(f"{found.spec} beside {found.library}'s {found.function}: {said or found.note}", err=as_json)
-
-    text = run_pairs(pairs, place, values=values, seed=seed, tell=tell).to_json()
-    write_output(file, text)
-    if as_json:
-        click.echo(text, nl=False)
+    with Terminal() as progress:
+        found = run_pairs(pairs, place, values=values, seed=seed, progress=progress, path=file)
+    said = (f"{one.spec} beside {one.library}'s {one.function}: {one.words}" for one in found.found if one.function)
+    show(found if as_json else "\n".join(said))
+    ctx.exit(found.exit_code)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Every rung of a ladder proven and timed: on a GPU measured, without one predicted.
 
-`Climb.as_dict` is one JSON object:
+A `Climb` is one JSON object:
 
 ladder, problem, device, place, measured, versions      what, where, and whether times were measured
 rungs: [{name, title, state, reason, checked, block, launches, kernels}]
@@ -16,28 +16,31 @@ rungs: [{name, title, state, reason, checked, block, launches, kernels}]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from normgen.bench.contest import Contest, Venue, hold
-from normgen.bench.result import reason_of
 from normgen.cost.model import predicted_us
 from normgen.cost.work import flops
 from normgen.device import TARGETS, Device
-from normgen.errors import NormgenError, UsageError
+from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
+from normgen.files.plain import made
 from normgen.files.shipped import shipped
 from normgen.ladder.kernels import Part, around_tile, parts_of, problem_of
 from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
+from normgen.measure.protocol import DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.records.place import Place, place_of
 from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.toml_lines import read_text
-from normgen.tuning.tuner import environment
+from normgen.trials.contest import Contest, Venue, hold
+from normgen.trials.head import reason_of
+from normgen.trials.versions import environment
 
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor
 RIGHT, WRONG, MISSING, REFUSED, UNCHECKED = "right", "wrong", "missing", "refused", "not checked"
@@ -116,35 +119,25 @@ class Climb:
         """What stands behind the rate of a rung whose unit is another one."""
         return "" if rung.unit == self.unit else f" {rung.unit}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @staticmethod
-    def of(data: Mapping[str, Any]) -> Climb:
-        """Of `as_dict`. Raises UsageError for other data."""
-        try:
-            rungs = [
-                Climbed(**{**rung, "launches": tuple(Launch(**one) for one in rung["launches"])})
-                for rung in data["rungs"]
-            ]
-            return Climb(**{**data, "rungs": tuple(rungs)})
-        except (KeyError, TypeError) as error:
-            raise UsageError("this is no ladder as `normgen ladder --json` prints it", received=str(error)) from None
+def read_climbs(file: Path) -> list[Climb]:
+    """The climbs that `normgen ladder --json` printed into a file. Raises UsageError for another file."""
+    try:
+        return [made(Climb, one) for one in parse_json(read_text(file, what="ladder"))["ladders"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError("this is no output of `normgen ladder --json`", received=f"{file}: {error}") from None
+
+
+def shipped_climbs(root: Path | None = None) -> list[Climb]:
+    """What was measured and comes with normgen, or stands in another folder."""
+    folder = (root / "generated" if root else shipped("generated")) / "evidence"
+    return [one for file in sorted(folder.glob("ladder_*.json")) for one in read_climbs(file)]
 
 
 def shipped_climb(ladder: Ladder, device: Device) -> Climb | None:
-    """What was measured of a ladder on this GPU model and comes with normgen; None where nothing was, or of another
-    problem.
-
-    Raises UsageError for a file that `normgen ladder --json` did not write.
-    """
-    for file in sorted((shipped("generated") / "evidence").glob("ladder_*.json")):
-        climbs = map(Climb.of, parse_json(read_text(file, what="ladder"))["ladders"])
-        wanted = (ladder.name, str(problem_of(ladder)), device.name, True)
-        found = next((c for c in climbs if (c.ladder, c.problem, c.device, c.measured) == wanted), None)
-        if found is not None:
-            return found
-    return None
+    """What was measured of a ladder's problem on this GPU model; None where nothing was."""
+    wanted = (ladder.name, str(problem_of(ladder)), device.name, True)
+    return next((c for c in shipped_climbs() if (c.ladder, c.problem, c.device, c.measured) == wanted), None)
 
 
 def why_behind(ladder: Ladder, found: Climb) -> str:
@@ -252,8 +245,8 @@ def _measured(parts: Sequence[Part], ground: Ground, tell: Callable[[str], None]
         tell(f"race {len(mine)} kernels of {problem}")
         try:
             contest = hold(problem, ground.place, mine, venue, note=tell)
-        except NormgenError as error:
-            contest = Contest(series={}, roofs_us={}, failed=dict.fromkeys(mine, reason_of(error)))
+        except DeviceLostError as error:
+            contest = Contest(failed=dict.fromkeys(mine, reason_of(error)))
         for key, schedule in mine.items():
             us = contest.cost_us(key)
             clock[problem, schedule] = us if us is not None else contest.failed.get(key, "it was not timed")

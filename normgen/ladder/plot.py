@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
-from normgen.bench.plot import require_matplotlib
+from normgen.bench.plot import require_matplotlib, save
 from normgen.errors import UsageError
-from normgen.files.private import write_output
 from normgen.ladder.climb import Climb, Climbed
 from normgen.ladder.rungs import Ladder
 
@@ -31,12 +29,7 @@ def plot(ladder: Ladder, found: Climb, path: Path) -> None:
         axes[1].set_title(f"the source's {ladder.source.gpu}")
     picture.suptitle(f"{ladder.name}: {found.problem}")
     picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(timed))
-    drawing = io.BytesIO()
-    try:
-        picture.savefig(drawing, dpi=120, format=path.suffix.removeprefix(".") or "png")
-        write_output(path, drawing.getvalue())
-    except (OSError, ValueError) as error:
-        raise UsageError("cannot write the plot", received=f"{path}: {error}") from None
+    save(picture, path)
 
 
 def _draw(axis: Any, rungs: list[Climbed], blocks: list[str], *, is_source: bool) -> None:

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from normgen.errors import SpecError, UsageError, did_you_mean
+from normgen.files.plain import names_of
 from normgen.spec.reader import builtin_folder
 from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_text
 
 _LADDER = ("name", "summary", "source", "problem", "rung")
-_SOURCE = ("title", "url", "follows", "gpu", "note")
-_RUNG = ("name", "title", "idea", "knobs", "look", "shows", "problem", "kernels", "blocks", "unsafe", "missing")
-_KERNEL = ("op", "knobs", "is_fixed")
-_BLOCK = ("block", "knobs", "ms", "gb_per_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,18 +141,18 @@ def parse_ladder(text: str, *, file: str) -> Ladder:
         return lines.get(path, 1)
 
     taken(data, _LADDER, ("name", "source", "problem", "rung"), 1)
-    source = Source(**taken(data["source"], _SOURCE, ("title",), line("source")))
+    source = Source(**taken(data["source"], names_of(Source), ("title",), line("source")))
     problem = taken(data["problem"], data["problem"], ("op", "shape"), line("problem"))
     rungs = []
     for number, given in enumerate(data["rung"]):
         at = rung_lines[number][""]
-        own = dict(taken(given, _RUNG, ("name", "title", "idea"), at))
+        own = dict(taken(given, names_of(Rung), ("name", "title", "idea"), at))
         if bool(own.get("blocks")) == bool(own.get("missing")):
             raise SpecError("a rung has blocks, or says why it is missing", file=file, line=at, received=own["name"])
         own["idea"] = " ".join(own["idea"].split())
         own["shows"] = tuple(own.get("shows", ()))
-        own["kernels"] = tuple(Step(**taken(k, _KERNEL, ("op",), at)) for k in own.get("kernels", ()))
-        own["blocks"] = tuple(Block(**taken(b, _BLOCK, ("block",), at)) for b in own.get("blocks", ()))
+        own["kernels"] = tuple(Step(**taken(k, names_of(Step), ("op",), at)) for k in own.get("kernels", ()))
+        own["blocks"] = tuple(Block(**taken(b, names_of(Block), ("block",), at)) for b in own.get("blocks", ()))
         rungs.append(Rung(**own))
     return Ladder(
         name=data["name"], summary=data.get("summary", ""), source=source, problem=problem, rungs=tuple(rungs)

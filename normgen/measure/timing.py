@@ -92,17 +92,6 @@ class Policy:
     price_spread: float = 0.02
     confirm_most: int = 160
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "screen_samples": self.screen_samples,
-            "confirm_samples": self.confirm_samples,
-            "drop_after": self.drop_after,
-            "margin": self.margin,
-            "finalists": self.finalists,
-            "price_spread": self.price_spread,
-            "confirm_most": self.confirm_most,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:

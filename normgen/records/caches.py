@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,6 @@ class ResultsEntry:
     problem: str
     results: int
     environments: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def inspect(root: Path | None = None) -> Inspection:

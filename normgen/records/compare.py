@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
+from normgen.files.plain import plain
 from normgen.records.record import Record
 from normgen.records.verified import Verified
 from normgen.records.winners import kept_of
@@ -37,11 +38,6 @@ class Pair:
     before_verified: Verified | None = None
     after_verified: Verified | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        verified = {"before_verified": self.before_verified, "after_verified": self.after_verified}
-        told = {name: one.as_dict() if one else None for name, one in verified.items()}
-        return {f.name: getattr(self, f.name) for f in fields(self)} | told
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -59,7 +55,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         counts = {name.lower(): self.count(name) for name in (FASTER, SLOWER, SAME, UNMEASURED)}
         only = {"only_before": list(self.only_before), "only_after": list(self.only_after)}
-        return {**counts, **only, "problems": [pair.as_dict() for pair in self.pairs]}
+        return {**counts, **only, "problems": plain(self.pairs)}
 
 
 def compare_files(before: Path, after: Path) -> Comparison:

@@ -34,15 +34,15 @@ spec           the text of a spec that does not come with normgen: the record ca
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from normgen.device import TARGETS, device_from
 from normgen.errors import NormgenError
 from normgen.files.decoded import parse_json
 from normgen.files.names import Part, name_part
+from normgen.files.plain import BESIDE, fields_of, rounded
 from normgen.problem.question import Question
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.statistics import Price, Times
@@ -58,8 +58,8 @@ SCHEMA = 1
 class Record:
     """One result with all its evidence; see the module's docstring for the fields."""
 
-    problem: Question
-    place: Place = DEFAULT_PLACE
+    problem: Question = field(metadata=BESIDE)
+    place: Place = field(default=DEFAULT_PLACE, metadata=BESIDE)
     schedule: Schedule
     text: str = ""
     outcome: Outcome
@@ -170,41 +170,14 @@ class Record:
         return own == key
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values in the fixed key order of the file format."""
-        key = self.problem.as_dict()
-        figures: dict[str, Any] = {
-            "times_us": asdict(self.times_us) if self.times_us else None,
-            **({"chain_us": asdict(self.chain_us)} if self.chain_us else {}),
-            **({"price_us": asdict(self.price_us)} if self.price_us else {}),
-            **({"alone_us": self.alone_us} if self.alone_us else {}),
-            "predicted_us": self.predicted_us,
-            "roof_us": self.roof_us,
-            **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
-            "bytes": self.bytes,
-            **({"flops": self.flops, "tflops": self.tflops} if self.flops else {}),
-            "gb_per_s": self.gb_per_s,
-            "percent_of_roof": self.percent_of_roof,
-            "default_us": self.default_us,
-        }
-        evidence: dict[str, Any] = {
-            "error": dict(self.error),
-            **({"verified": self.verified.as_dict()} if self.verified else {}),
-            "resources": [dict(r) for r in self.resources],
-            "device": dict(self.device),
-            "versions": dict(sorted(self.versions.items())),
-            "search": dict(self.search),
-            "command": self.command,
-            "seed": self.seed,
-            "created": self.created,
-            "reason": self.reason,
-            **({"spec": self.spec} if self.spec else {}),
-        }
-        head = {"schema": SCHEMA, **key, **self.place.as_dict(), "schedule": self.schedule.as_dict()}
-        head |= {"text": self.text} if self.text else {}
-        verdict = {"outcome": self.outcome.value, "measured": self.measured}
-        rounded = _rounded({**head, **verdict, **figures, **evidence})
-        assert isinstance(rounded, dict)
-        return rounded
+        """Plain JSON values in the fixed key order of the file format: that of the fields, rates behind the bytes."""
+        found = {name: value for name, value in fields_of(self).items() if value or name not in _OPTIONAL}
+        found["versions"] = dict(sorted(self.versions.items()))
+        rates = {"tflops": self.tflops} if self.flops else {}
+        rates |= {"gb_per_s": self.gb_per_s, "percent_of_roof": self.percent_of_roof}
+        said, at = list(found.items()), list(found).index("default_us")
+        rounded_: dict[str, Any] = rounded({"schema": SCHEMA, **dict(said[:at]), **rates, **dict(said[at:])})
+        return rounded_
 
     def line(self) -> str:
         """The record as one JSON line, newline included."""
@@ -212,11 +185,8 @@ class Record:
 
 
 PRICE_SLACK = 0.05  # of T: a price is a median over rounds of T - T0, and not the difference of their medians
-_OPTIONAL = ("roofs_us", "alone_us", "flops", "text", "spec")  # not in every line
-_PLAIN = (
-    *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
-    *("versions", "search", "command", "seed", "created", "reason"),
-)
+_OPTIONAL = ("text", "chain_us", "price_us", "alone_us", "roofs_us", "flops", "verified", "spec")  # not in every line
+_FIGURES = {"times_us": Times, "chain_us": Times, "price_us": Price}
 
 
 def parse_line(text: str) -> Record:
@@ -248,19 +218,19 @@ def from_dict(data: Any) -> Record:
         schedule = schedule_from(data["schedule"])
     except NormgenError as error:
         raise ValueError(": ".join(part for part in (error.rule, error.received) if part)) from None
+    as_said = {f.name for f in fields(Record)} - {"problem", "place", "schedule", "outcome", "verified", "resources"}
+    said: dict[str, Any] = {name: value for name, value in data.items() if name in as_said}
+    said |= {name: kind(**said[name]) if said.get(name) else None for name, kind in _FIGURES.items()}
     record = Record(
         problem=Question.of(data),
         place=place_of(data),
         schedule=schedule,
         outcome=Outcome(data["outcome"]),
-        times_us=Times(**data["times_us"]) if data["times_us"] else None,
-        chain_us=Times(**data["chain_us"]) if data.get("chain_us") else None,
-        price_us=Price(**data["price_us"]) if data.get("price_us") else None,
         verified=Verified.of(data["verified"]) if "verified" in data else None,
         resources=tuple(data["resources"]),
-        **{name: data[name] for name in (*_PLAIN, *_OPTIONAL) if name in data},
+        **said,
     )
-    for name in ("times_us", "chain_us", "price_us"):
+    for name in _FIGURES:
         found = getattr(record, name)
         if found and not found.low <= found.median <= found.high:
             raise ValueError(f"{name}.median must lie from low to high: {found}")
@@ -292,17 +262,6 @@ def _at_odds(record: Record) -> str:
         if record.price_us.high < -slack:
             return f"price_us must not be below 0, as no kernel takes time away: {record.price_us.high} at most"
     return ""
-
-
-def _rounded(value: Any) -> Any:
-    """Floats to five significant digits: what timing can know, and small diffs. No NaN or infinity leaves."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _rounded(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
-    return value
 
 
 def is_better(new: Record, old: Record | None, *, text_now: Callable[[Schedule], str] | None = None) -> bool:

@@ -42,16 +42,15 @@ Measured on: {where}. torch: {torch}. Seed {seed}. Written by `normgen study acc
 
 def accuracy_page(table: Table) -> str:
     """The page: what is marked first, then one table for each tensor of an operation, direction and dtype."""
-    head = table.head
-    torch = ", ".join(f"{name} {version}" for name, version in sorted(head["torch"].items()))
+    torch = ", ".join(f"{name} {version}" for name, version in sorted(table.torch.items()))
     about = _HEAD.format(
         rms=RMS_PAYS,
         largest=LARGEST_PAYS,
         values=COLUMN_VALUES,
         draws=max((m.cell.draws for m in table.cells), default=1),
-        where=head["where"],
+        where=table.where,
         torch=torch or "not installed",
-        seed=head["seed"],
+        seed=table.options["seed"],
     )
     sections = [section for group in _groups(table.cells) for section in _sections(group)]
     return "\n".join([about, _marked(table), *sections])

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from normgen.bench.result import Results, from_json
+from normgen.bench.result import Results
 from normgen.errors import NothingValidError, UsageError
-from normgen.files.decoded import parse_json
 from normgen.files.shipped import shipped
 from normgen.problem.question import Question
 from normgen.records.lines import told
@@ -24,24 +23,10 @@ from normgen.records.winners import read as read_records
 from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.studies.sweep_file import Sweep, is_sweep, read_sweep
+from normgen.trials.file import peeked, read
+from normgen.trials.trial import Trial, trial_of
 
 SEARCH, SWEEP = "search", "sweep"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One evaluated candidate; `us` is None for a failure, the cost model's word when `measured` is false."""
-
-    schedule: Schedule
-    outcome: Outcome
-    measured: bool
-    us: float | None = None
-    low: float | None = None
-    high: float | None = None
-    registers: int = 0
-    spill_bytes: int = 0
-    worst_error: float | None = None  # as a fraction of its bound
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +56,12 @@ class Series:
 
     def has_figure(self, trial: Trial) -> bool:
         """Whether a trial counts: one that a GPU timed, or, in a run that no GPU timed, one that was predicted."""
-        return trial.us is not None and trial.outcome is (Outcome.OK if self.measured else Outcome.PREDICTED)
+        return trial.cost_us is not None and trial.outcome is (Outcome.OK if self.measured else Outcome.PREDICTED)
 
     @property
     def timed(self) -> tuple[tuple[Schedule, float], ...]:
         """(schedule, µs) of the candidates that a GPU timed."""
-        return tuple((t.schedule, t.us) for t in self.trials if t.outcome is Outcome.OK and t.us is not None)
+        return tuple((t.schedule, us) for t in self.trials if t.outcome is Outcome.OK and (us := t.cost_us) is not None)
 
     @property
     def best_us(self) -> float | None:
@@ -89,8 +74,8 @@ class Series:
         best: list[float | None] = []
         lowest: float | None = None
         for trial in self.trials:
-            if self.has_figure(trial) and trial.us is not None:
-                lowest = trial.us if lowest is None else min(lowest, trial.us)
+            if self.has_figure(trial) and (us := trial.cost_us) is not None:
+                lowest = us if lowest is None else min(lowest, us)
             best.append(lowest)
         return tuple(best)
 
@@ -130,7 +115,7 @@ def gather(files: Sequence[Path]) -> Evidence:
     benches: list[Results] = []
     for path in chosen:
         if is_bench(path):
-            benches.append(from_json(path.read_text(encoding="utf-8"), file=str(path)))
+            benches.append(read(Results, path))
             sources.append(Source(path=str(path), found=len(benches[-1].entries)))
             continue
         if is_sweep(path):
@@ -167,13 +152,7 @@ def known_files() -> list[Path]:
 
 def is_bench(path: Path) -> bool:
     """Whether a file is what `normgen bench SUITE --json` writes."""
-    if path.suffix != ".json":
-        return False
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):  # whoever reads it as something else says what is wrong
-        return False
-    return isinstance(found, dict) and {"suite", "entries"} <= found.keys()
+    return {"suite", "summary"} <= peeked(path).keys()
 
 
 def is_final(record: Record) -> bool:
@@ -192,66 +171,30 @@ def series_of(candidates: Iterable[Record], *, source: str) -> list[Series]:
 def _series(records: Sequence[Record], source: str) -> Series:
     first = records[0]
     roofs = [r.roof_us for r in records if r.roof_us is not None]
+    shared = ("problem", "place", "device", "versions", "seed", "command", "created", "bytes")
     return Series(
-        problem=first.problem,
-        place=first.place,
-        device=first.device,
-        versions=first.versions,
+        **{name: getattr(first, name) for name in shared},
         trials=tuple(map(trial_of, records)),
         source=source,
-        seed=first.seed,
-        command=first.command,
-        created=first.created,
         roof_us=roofs[-1] if roofs else None,
-        bytes=first.bytes,
     )
 
 
 def series_of_sweep(sweep: Sweep, *, source: str) -> Series:
     """The points of a sweep; the default's time is that of its point."""
-    header = sweep.header
-    base_us = header.chain_us or 0.0
-    problem = dict(header.problem)
+    base_us = sweep.chain_us or 0.0
     trials = tuple(
-        Trial(
-            schedule=point.schedule,
-            outcome=point.outcome,
-            measured=point.us is not None,
-            us=point.us - base_us if point.us is not None and point.us > base_us else None,
-            registers=point.registers,
-            spill_bytes=point.spill_bytes,
-            reason=f"same code as {point.twin}" if point.twin else "",
-        )
+        replace(point, base_us=base_us, reason=f"same code as {point.twin}" if point.twin else "")
         for point in sweep.points
     )
     return Series(
-        problem=Question.of(problem),
-        place=header.place,
-        device=header.device,
-        versions=header.versions,
+        **{name: getattr(sweep, name) for name in ("place", "device", "versions", "roof_us", "bytes")},
+        problem=Question.of(sweep.problem),
         trials=trials,
         source=source,
         kind=SWEEP,
-        seed=header.seed,
-        roof_us=header.roof_us,
-        default_us=next((t.us for t in trials if t.schedule == header.default), None),
-        bytes=header.bytes,
-    )
-
-
-def trial_of(record: Record) -> Trial:
-    """What a report keeps of a candidate's record."""
-    return Trial(
-        schedule=record.schedule,
-        outcome=record.outcome,
-        measured=record.measured,
-        us=record.cost_us,
-        low=record.cost_interval[0] if record.cost_interval else None,
-        high=record.cost_interval[1] if record.cost_interval else None,
-        registers=max((int(r.get("registers", 0)) for r in record.resources), default=0),
-        spill_bytes=sum(int(r.get("spill_bytes", 0)) for r in record.resources),
-        worst_error=max((e for e in record.error.values() if e is not None), default=None),
-        reason=record.reason,
+        seed=sweep.options.get("seed", 0),
+        default_us=next((t.cost_us for t in trials if t.schedule == sweep.default), None),
     )
 
 

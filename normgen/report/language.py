@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from normgen.bench.accuracy.bits import Bits, from_json
+from normgen.bench.accuracy.bits import Bits
 from normgen.dtypes import DTYPES, DType
 from normgen.report.techniques import markdown_table
 from normgen.spec.functions import (
@@ -23,6 +23,7 @@ from normgen.spec.functions import (
     Function,
 )
 from normgen.spec.spec import Role
+from normgen.trials.file import read
 
 
 def roles_part(_: Path) -> str:
@@ -52,15 +53,16 @@ def bits_part(root: Path) -> str:
     files = sorted((root / "generated" / "evidence").glob("presets_*.json"))
     if not files:
         return "No run is published yet.\n"
-    return "\n".join(_bits(from_json(file.read_text(encoding="utf-8"), file=file.name)) for file in files)
+    return "\n".join(_bits(read(Bits, file)) for file in files)
 
 
 def _bits(run: Bits) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
-    where = f"{run.where}, seed {run.seed}, {run.values:.3g} values each; {versions or 'no library installed'}.\n\n"
+    how = f"{run.where}, seed {run.options['seed']}, {run.values:.3g} values each"
+    where = f"{how}; {versions or 'no library installed'}.\n\n"
     rows: list[tuple[str, ...]] = []
     for one in run.found:
-        shares = [f"{n} {d.elements} of {d.of} ({100 * d.share:.3g} %)" for n, d in one.outputs.items()]
+        shares = [f"{n} {d.differing} of {d.of} ({100 * d.share:.3g} %)" for n, d in one.outputs.items()]
         library = one.library + (f" `{one.function}`" if one.function else "")
         rows.append((f"`{one.spec}`", library, ", ".join(shares) or f"not run: {one.note}"))
     return where + markdown_table(("spec", "library", "elements with other bits"), rows)

@@ -106,7 +106,7 @@ def _progress(figure_of: Any, runs: Sequence[tuple[str, Series]], looks: Looks) 
         steps = [(n, us / best) for n, us in enumerate(series.best_so_far(), start=1) if us is not None]
         highest = max(highest, steps[0][1])
         axes.step(*zip(*steps, strict=True), where="post", color=colour, linestyle=dash, linewidth=1.8, label=label)
-        dots = [(n, t.us / best) for n, t in enumerate(series.trials, 1) if t.outcome is Outcome.OK and t.us]
+        dots = [(n, t.cost_us / best) for n, t in enumerate(series.trials, 1) if t.outcome is Outcome.OK and t.cost_us]
         axes.scatter(*zip(*dots, strict=True), s=5, color=colour, alpha=0.35, linewidths=0)
         failed = [n for n, t in enumerate(series.trials, 1) if t.outcome is not Outcome.OK]
         lanes.scatter(failed, [-i] * len(failed), marker="x", s=14, color=colour, linewidths=1)

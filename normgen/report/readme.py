@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from normgen.bench.result import Results, from_json, geometric_mean
+from normgen.bench.result import Results, geometric_mean
+from normgen.bench.rounds import Rounds, between
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
-from normgen.ladder.climb import Climb
+from normgen.ladder.climb import Climb, shipped_climbs
 from normgen.ladder.kernels import own_text
 from normgen.ladder.page import FOLDER, index
 from normgen.ladder.page import page as ladder_page
@@ -40,6 +41,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
 from normgen.spec.reader import list_specs, load
 from normgen.text.words import WORDS
+from normgen.trials.file import read
 
 ROOT = Path(__file__).resolve().parents[2]
 _PART = re.compile(r"(<!-- derived: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -93,7 +95,7 @@ def peers_part(root: Path) -> str:
 
 def _benches(root: Path) -> list[Results]:
     files = sorted((root / "generated" / "evidence").glob("bench_*.json"))
-    return [from_json(file.read_text(encoding="utf-8"), file=file.name) for file in files]
+    return [read(Results, file) for file in files]
 
 
 def benches_part(root: Path) -> str:
@@ -106,7 +108,7 @@ def benches_part(root: Path) -> str:
 
 
 def _bench(file: Path) -> tuple[str, ...]:
-    results = from_json(file.read_text(encoding="utf-8"), file=file.name)
+    results = read(Results, file)
     figures, worst = results.figures(), results.worst
     faster = worst.faster if worst else None
     return (
@@ -161,9 +163,7 @@ def ladder_pages(root: Path) -> dict[str, str]:
 
 
 def _climbs(root: Path) -> list[tuple[Ladder, Climb]]:
-    files = sorted((root / "generated" / "evidence").glob("ladder_*.json"))
-    found = [Climb.of(one) for file in files for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
-    return [(load_ladder(one.ladder), one) for one in found]
+    return [(load_ladder(one.ladder), one) for one in shipped_climbs(root)]
 
 
 def words_part(_: Path) -> str:
@@ -174,14 +174,12 @@ def words_part(_: Path) -> str:
 
 def models_part(root: Path) -> str:
     """Steps of whole models with each library's norms, as `normgen bench --model` found them."""
-    rows = []
-    for file in sorted((root / "generated" / "evidence").glob("model_*.json")):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        for step, contenders in found["steps"].items():
-            for name, one in contenders.items():
-                ends = (one["of_torch"], one["share_of_ideal"])
-                said = ["" if e is None else f"{e[0]:.3f} [{e[1]:.3f}, {e[2]:.3f}]" for e in ends]
-                rows.append((found["model"], step, name, f"{one['median_ms']:.1f}", *said))
+    rows: list[tuple[str, ...]] = []
+    for file in sorted((root / "generated" / "evidence").glob("model_*.jsonl")):
+        found = read(Rounds, file)
+        for one in found.contenders:
+            ratios = (between(one.of_base), between(one.share))
+            rows.append((found.name, one.step, one.name, f"{one.median:.1f}", *ratios))
     return markdown_table(("model", "step", "norms", "ms", "of torch", "share of what copies save"), rows)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from normgen.studies.replay import EVALUATIONS, Landscape, Report
-from normgen.studies.sweep_file import Header
+from normgen.studies.sweep_file import Sweep
 
 _HEAD = """\
 # How many measurements a search needs
@@ -28,21 +28,21 @@ Written by `{command}`; not edited by hand.
 """
 
 
-def search_page(found: Sequence[tuple[Path, Header, Landscape, Sequence[Report]]], *, seeds: int) -> str:
+def search_page(found: Sequence[tuple[Path, Sweep, Landscape, Sequence[Report]]], *, seeds: int) -> str:
     """The page of some sweeps and their reports, in the order given."""
     files = " ".join(path.as_posix() for path, *_ in found)
     command = f"normgen replay {files} --seeds {seeds} --page docs/search.md"
     return "\n".join([_HEAD.format(seeds=seeds, command=command), *(_section(*one) for one in found)])
 
 
-def _section(path: Path, header: Header, land: Landscape, reports: Sequence[Report]) -> str:
-    key = header.problem
+def _section(path: Path, sweep: Sweep, land: Landscape, reports: Sequence[Report]) -> str:
+    key = sweep.problem
     dtypes = "/".join(dict.fromkeys(key["dtypes"].values()))
-    title = f"{key['op']} {key['direction']} {key['rows']}x{key['cols']} {dtypes} {header.place}"
-    share = "all" if len(land.legal) >= header.legal else f"a stratified sample of {len(land.legal)} of"
-    facts = f"`{path.name}`, {header.device['name']}: {share} {header.legal} legal schedules"
+    title = f"{key['op']} {key['direction']} {key['rows']}x{key['cols']} {dtypes} {sweep.place}"
+    share = "all" if len(land.legal) >= sweep.legal else f"a stratified sample of {len(land.legal)} of"
+    facts = f"`{path.name}`, {sweep.device['name']}: {share} {sweep.legal} legal schedules"
     facts += f", optimum {land.optimum_us:.4g} µs"
-    roof = f", roofline {header.roof_us:.4g} µs" if header.roof_us else ""
+    roof = f", roofline {sweep.roof_us:.4g} µs" if sweep.roof_us else ""
     return f"## {title}\n\n{facts}{roof}.\n\n{_table(reports)}"
 
 

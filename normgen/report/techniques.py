@@ -7,12 +7,10 @@ other schedule does not, as the emitter is today; the other measurements are lis
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from normgen.errors import UsageError
+from normgen.bench.ablation import Ablation, Line
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
@@ -22,8 +20,7 @@ from normgen.records.winners import kept
 from normgen.schedule.schedule import Schedule, changed
 from normgen.spec.reader import load
 from normgen.studies.techniques import all_techniques, changes
-
-Line = Mapping[str, Any]  # one of the ablation's, see `bench.ablation`
+from normgen.trials.file import read
 
 
 def techniques_part(root: Path) -> str:
@@ -63,24 +60,17 @@ def ablation_lines(evidence: Path) -> tuple[list[Line], list[Line]]:
 
     No lines where it was not run. Raises UsageError for another file.
     """
-    if not evidence.is_file():
-        return [], []
-    try:
-        lines: list[Line] = json.loads(evidence.read_text(encoding="utf-8"))["lines"]
-        judged = [(line, _is_of_its_technique(line)) for line in lines]
-    except (ValueError, TypeError, KeyError) as error:
-        hint = "`normgen bench --ablation ... --json` writes it"
-        raise UsageError("evidence is what an ablation wrote", received=f"{evidence}: {error}", hint=hint) from None
+    judged = [(one, _is_of_its_technique(one)) for one in read(Ablation, evidence).lines] if evidence.is_file() else []
     return [line for line, good in judged if good], [line for line, good in judged if not good]
 
 
 def _is_of_its_technique(line: Line) -> bool:
     """Whether the tuned schedule uses the line's technique, and the other one, if any, does not."""
-    technique = {t.name: t for t in all_techniques()}[line["technique"]]
-    own = changed(Schedule(), line["schedule"])
-    other = changed(own, line["changed"])
-    problem = _problem(line["label"])
-    return technique.is_in(own, problem) and not (line["changed"] and technique.is_in(other, problem))
+    technique = {t.name: t for t in all_techniques()}[line.technique]
+    own = changed(Schedule(), line.schedule)
+    other = changed(own, line.changed)
+    problem = _problem(line.label)
+    return technique.is_in(own, problem) and not (line.changed and technique.is_in(other, problem))
 
 
 def _problem(label: str) -> Problem:
@@ -99,28 +89,28 @@ def _left_out(lines: list[Line]) -> str:
 
 
 def _compared(line: Line) -> str:
-    own = changed(Schedule(), line["schedule"])
-    knobs = " ".join(f"{name}={getattr(own, name)}" for name in changes(own, changed(own, line["changed"])))
-    found = f"`{knobs}` against `{line['changed']}`" if knobs else line["note"]
-    return f"- `{line['technique']}`, {line['label']}: {found}"
+    own = changed(Schedule(), line.schedule)
+    knobs = " ".join(f"{name}={getattr(own, name)}" for name in changes(own, changed(own, line.changed)))
+    found = f"`{knobs}` against `{line.changed}`" if knobs else line.note
+    return f"- `{line.technique}`, {line.label}: {found}"
 
 
 def _rows(name: str, winners: str, lines: list[Line]) -> Iterator[tuple[str, ...]]:
     """The technique's measured shapes, its name and count beside the first; one empty line if there is none."""
     summaries = {t.name: t.summary for t in all_techniques()}
     head = (f"`{name}`", summaries[name], winners)
-    mine = [line for line in lines if line["technique"] == name]
+    mine = [line for line in lines if line.technique == name]
     if not mine:
         yield (*head, "not measured", "", "", "", "")
-    for number, line in enumerate(sorted(mine, key=lambda line: str(line["label"]))):
+    for number, line in enumerate(sorted(mine, key=lambda line: line.label)):
         yield (*(head if number == 0 else ("", "", "")), *_figures(line))
 
 
 def _figures(line: Line) -> tuple[str, ...]:
-    gain = line["gain"]
-    interval = f"{gain['median']:.3f} [{gain['low']:.3f}, {gain['high']:.3f}]" if gain else ""
-    times = (f"{us:.4g}" if us else "" for us in (line["with_us"], line["without_us"]))
-    return (line["label"], *times, interval, f"`{line['changed']}`" if line["changed"] else line["note"])
+    gain = line.gain
+    interval = f"{gain.median:.3f} [{gain.low:.3f}, {gain.high:.3f}]" if gain else ""
+    times = (f"{us:.4g}" if us else "" for us in (line.with_us, line.without_us))
+    return (line.label, *times, interval, f"`{line.changed}`" if line.changed else line.note)
 
 
 def markdown_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

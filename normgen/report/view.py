@@ -16,9 +16,10 @@ from normgen.records.place import DEFAULT_PLACE
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import median
 from normgen.records.verified import told
-from normgen.report.evidence import SEARCH, Evidence, Series, Trial
+from normgen.report.evidence import SEARCH, Evidence, Series
 from normgen.report.importance import KnobShare, knob_shares
 from normgen.schedule.schedule import Schedule
+from normgen.trials.trial import Trial
 
 ROOF_FIELDS = ("op", "direction", "dtype", "place", "device")
 
@@ -180,12 +181,12 @@ def _series(series: Series, label: str) -> dict[str, Any]:
 
 def _trial(trial: Trial, knobs: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     shown = {
-        "us": trial.us,
+        "us": trial.cost_us,
         "low": trial.low,
         "high": trial.high,
         "registers": trial.registers,
         "spill": trial.spill_bytes,
-        "error": trial.worst_error,
+        "error": trial.error,
         "reason": trial.reason,
     }
     return {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from normgen.cost.constants import Constants
 from normgen.cost.model import predict
+from normgen.files.plain import plain
 from normgen.program.source import stages_of
 from normgen.schedule.schedule import Schedule
 from normgen.studies.fit import Measured
@@ -33,12 +34,11 @@ class Choice:
     optimum_us: float
     rank: int
 
+    ALSO = ("ratio",)
+
     @property
     def ratio(self) -> float:
-        return self.first_us / self.optimum_us
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"ratio": round(self.ratio, 4)}
+        return round(self.first_us / self.optimum_us, 4)
 
 
 def first_choice(measured: Measured, constants: Constants | None = None) -> Choice:
@@ -68,7 +68,7 @@ def summary(choices: Sequence[Choice]) -> dict[str, Any]:
     """Median and largest ratio, and each choice: what `normgen calibrate --evaluate --json` prints."""
     ratios = [c.ratio for c in choices]
     figures = {"median": round(statistics.median(ratios), 4), "largest": round(max(ratios), 4)}
-    return {**figures, "choices": [c.as_dict() for c in choices]}
+    return {**figures, "choices": plain(choices)}
 
 
 def lines(choices: Sequence[Choice]) -> list[str]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from normgen.records.winners import kept
 from normgen.schedule.knobs import Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
-from normgen.studies.sweep_file import Header, is_sweep, read_sweep
+from normgen.studies.sweep_file import is_sweep, read_sweep
 
 FIXED = (
     "base_registers",
@@ -66,14 +67,10 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
     """
     found: dict[str, tuple[Problem, Device, Place, dict[Schedule, float]]] = {}
 
-    def add(key: Mapping[str, object], place: Place, device: Mapping[str, object], s: Schedule, us: float) -> None:
+    def add(key: Mapping[str, Any], place: Place, device: Mapping[str, Any], s: Schedule, us: float) -> None:
         name = json.dumps([key, str(place), device["name"]], sort_keys=True)
         if name not in found:
-            header = Header(
-                problem=key, place=place, device=device, versions={}, roof_us=None, noise_floor=None, bytes=0,
-                legal=0, seed=0, default=s, knobs={},
-            )  # fmt: skip
-            found[name] = swept_problem(header), Device(**dict(device)), place, {}  # type: ignore[arg-type]
+            found[name] = swept_problem(key), Device(**dict(device)), place, {}
         found[name][3][s] = us
 
     for path in paths:
@@ -81,8 +78,8 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
             sweep = read_sweep(path)
             for point in sweep.points:
                 if point.us is not None:
-                    us = point.us - (sweep.header.chain_us or 0.0)  # the model predicts prices
-                    add(sweep.header.problem, sweep.header.place, sweep.header.device, point.schedule, us)
+                    us = point.us - (sweep.chain_us or 0.0)  # the model predicts prices
+                    add(sweep.problem, sweep.place, sweep.device, point.schedule, us)
         else:
             for record in kept(path):
                 if record.measured and record.cost_us is not None:

@@ -17,15 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
-from normgen.files.private import to_stderr
-from normgen.measure import timing
-from normgen.measure.isolation.start import processes
-from normgen.measure.judge import Judge, Passed, bench_at
-from normgen.measure.protocol import Bench
-from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.place import Place
@@ -33,8 +26,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Sweep
-from normgen.tuning.candidate import Failed, Proposed, Twin
-from normgen.tuning.compile import Builder
+from normgen.trials.contest import Venue, hold, venue_of
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "normgen")
 SWEPT = 3  # of a sweep's fastest: the very first may owe its place to luck
@@ -128,46 +120,31 @@ def tune_apart(arguments: Sequence[str], *, seed: int) -> Tuned:
 
 
 def time_together(
-    bench: Bench, builder: Builder, schedules: Sequence[Schedule], *, seed: int
+    problem: Problem, place: Place, schedules: Sequence[Schedule], venue: Venue
 ) -> tuple[dict[Schedule, float], float]:
     """(price of each schedule, noise floor of T) of one interleaved run; what cannot be timed is an error.
 
     Alone the price is the median time.
     """
-    candidates = [Proposed(schedule=s) for s in dict.fromkeys(schedules)]
-    for candidate in candidates:
-        builder.begin(candidate)
-    judge, loaded = Judge(bench), dict[Schedule, str]()
-    for candidate in candidates:
-        built = builder.finish(candidate)
-        if isinstance(built, Twin):  # compared with itself: one time serves both
-            loaded[candidate.schedule] = built.first
-            continue
-        verdict = built if isinstance(built, Failed) else judge.admit(built, full=True)
-        if not isinstance(verdict, Passed):
-            raise NothingValidError("a schedule that was measured must compile and be right", received=verdict.reason)
-        loaded[candidate.schedule] = candidate.key
-    first = next(iter(loaded.values()))
-    bench.warm_up(first)
-    again = bench.twin(first)
-    keys = list(dict.fromkeys(loaded.values()))
-    series = timing.race(bench, [*keys, again, *bench.bases], samples=SAMPLES, seed=seed)
-    floor = statistics.noise_floor(series[first], series[again])
-    figures = timing.figures_of(series, keys, bench.bases)
-    if missing := [str(s) for s, key in loaded.items() if key not in figures]:
-        raise NothingValidError("a schedule must cost something to be compared", received=", ".join(missing))
-    return {s: figures[key] for s, key in loaded.items()}, floor
+    named = {str(schedule): schedule for schedule in schedules}
+    found = hold(problem, place, named, venue, twice=True)
+    if found.failed:
+        reason = next(iter(found.failed.values()))
+        raise NothingValidError("a schedule that was measured must compile and be right", received=reason)
+    us = {schedule: found.cost_us(name) or 0.0 for name, schedule in named.items()}
+    if free := [str(s) for s, price in us.items() if price <= 0]:
+        raise NothingValidError("a schedule must cost something to be compared", received=", ".join(free))
+    return us, found.noise_floor
 
 
 def fastest_of(sweep: Sweep | None, problem: Problem, place: Place, device: Device) -> tuple[Schedule, ...]:
     """The first few of a sweep. Raises UsageError when it is a sweep of something else."""
     if sweep is None:
         return ()
-    header = sweep.header
-    same = swept_problem(header) == problem and header.place == place and header.device["name"] == device.name
+    same = swept_problem(sweep.problem) == problem and sweep.place == place and sweep.device["name"] == device.name
     if not same:
         asked = f"{problem} {place} on {device.name}"
-        swept = f"{swept_problem(header)} {header.place} on {header.device['name']}"
+        swept = f"{swept_problem(sweep.problem)} {sweep.place} on {sweep.device['name']}"
         raise UsageError(
             "the sweep must be of the problem, place and GPU model that is tuned", received=f"{swept}; {asked}"
         )
@@ -189,23 +166,12 @@ def repeat_on_gpu(
 
     `arguments` are those of `normgen tune` without --seed. Raises NoDeviceError without a GPU.
     """
-    found = find_gpu(index)
-    assert found is not None, "a GPU that is asked for by number is there or an error"
-    facts = found[1]
-    swept = fastest_of(against, problem, place, facts)
+    venue = venue_of(index, samples=SAMPLES, seed=0)
+    swept = fastest_of(against, problem, place, venue.facts)
     tunes = []
     for seed in range(seeds):
         tunes.append(tune_apart([*arguments, "--device", str(index)], seed=seed))
         tell(tunes[-1])
-    schedules = [*swept, *(t.winner for t in tunes), default_schedule(problem, facts)]
-    us, floor = _time_on_gpu(problem, facts, schedules, place=place, index=index)
+    schedules = [*swept, *(t.winner for t in tunes), default_schedule(problem, venue.facts)]
+    us, floor = time_together(problem, place, schedules, venue)
     return Repeat(tunes=tuple(tunes), us=us, swept=swept, noise_floor=floor)
-
-
-def _time_on_gpu(
-    problem: Problem, facts: Device, schedules: Sequence[Schedule], *, place: Place, index: int
-) -> tuple[dict[Schedule, float], float]:
-    with processes(index) as using:
-        bench = bench_at(using.post, problem, facts, place=place, seed=0, note=to_stderr)
-        builder = Builder(problem, emit=emit, submit=lambda m: using.pool.submit(m, facts.arch))
-        return time_together(bench, builder, schedules, seed=0)

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from normgen.records.questions import problem_of
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.studies.sweep_file import Header, Sweep
+from normgen.studies.sweep_file import Sweep
 from normgen.tuning.search.strategies import Strategy, Surrogate, codes_of
 
 EVALUATIONS = (10, 25, 50, 100, 200)
@@ -67,14 +67,11 @@ class Report:
     median: dict[int, float]
     worst: dict[int, float]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def landscape_of(sweep: Sweep) -> Landscape:
     """The landscape of a sweep, with today's cost model."""
-    hot, base_us = sweep.header.place.is_hot, sweep.header.chain_us or 0.0
-    problem, device = swept_problem(sweep.header), device_from(sweep.header.device)
+    hot, base_us = sweep.place.is_hot, sweep.chain_us or 0.0
+    problem, device = swept_problem(sweep.problem), device_from(sweep.device)
     legal = tuple(p.schedule for p in sweep.points)
     sweep.optimum  # noqa: B018  raises when there is no time at all
     return Landscape(
@@ -82,15 +79,14 @@ def landscape_of(sweep: Sweep) -> Landscape:
         us=tuple(None if p.us is None else p.us - base_us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
         predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
-        default=sweep.header.default,
+        default=sweep.default,
     )
 
 
-def swept_problem(header: Header) -> Problem:
-    """The problem a sweep measured. Raises UsageError when its spec is not built in."""
-    spec = load(header.problem["op"])
-    reworded = {"spec_sha256": spec.sha256}  # times outlive that
-    return problem_of(Question.of({**header.problem, **reworded}), spec)
+def swept_problem(key: Mapping[str, Any]) -> Problem:
+    """The problem that plain values say, as a record's do. Raises UsageError when its spec is not built in."""
+    spec = load(key["op"])
+    return problem_of(Question.of({**key, "spec_sha256": spec.sha256}), spec)  # times outlive a reworded spec
 
 
 def replay(land: Landscape, strategy: str, *, seeds: int, workers: int | None = None) -> Report:

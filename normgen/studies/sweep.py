@@ -12,13 +12,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from normgen.cost.model import predicted_us
 from normgen.cuda.driver import device_facts
 from normgen.device import Device
-from normgen.errors import NothingValidError, UsageError
+from normgen.errors import NothingValidError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
 from normgen.measure.isolation.start import processes
@@ -34,10 +35,14 @@ from normgen.records.statistics import Times
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
-from normgen.studies.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
+from normgen.studies.sweep_file import Sweep
+from normgen.trials.file import resumed, write
+from normgen.trials.head import opening
+from normgen.trials.run import Progress, run
+from normgen.trials.trial import Trial
+from normgen.trials.versions import environment
 from normgen.tuning.candidate import Built, Checked, Failed, Proposed, Timed, Twin
 from normgen.tuning.compile import Builder, text_of
-from normgen.tuning.tuner import environment
 
 BATCH = 32
 AHEAD = 6  # batches in the compilers while one is on the GPU
@@ -76,45 +81,31 @@ def sample_of(legal: Sequence[Schedule], count: int | None, *, seed: int) -> lis
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a sweep is."""
+class Batch:
+    """Schedules that are measured together."""
 
-    done: int
-    total: int
-    best_us: float | None
+    label: str
+    schedules: tuple[Schedule, ...]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """What a sweep's times are held against, all of one run: see `sweep_file.Header`."""
-
-    roof_us: float | None
-    noise_floor: float
-    chain_us: float | None
+    @property
+    def key(self) -> str:
+        return self.label
 
 
 class Sweeper:
     """Measures points on a bench, batch by batch, in the order given."""
 
-    def __init__(
-        self,
-        *,
-        bench: Bench,
-        make_builder: Callable[[], Builder],
-        default: Schedule,
-        seed: int,
-        tell: Callable[[Progress], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, *, bench: Bench, make_builder: Callable[[], Builder], default: Schedule, seed: int) -> None:
         self._bench, self._judge = bench, Judge(bench)
-        self._make_builder, self._seed, self._tell = make_builder, seed, tell
+        self._make_builder, self._seed = make_builder, seed
         self._builder = make_builder()
         self._default = default
         self._baseline_us: float | None = None
         self._batches = 0
-        self._points: dict[str, Point] = {}
+        self._points: dict[str, Trial] = {}
 
-    def start(self) -> Base:
-        """Load the default schedule, the drift's reference, and race it with the roofs.
+    def start(self) -> dict[str, float | None]:
+        """Load the default schedule, the drift's reference, and race it with the roofs: facts of a `Sweep`.
 
         Raises NothingValidError when the default does not compile or is wrong: without it nothing is comparable.
         """
@@ -129,34 +120,35 @@ class Sweeper:
         series = timing.race(self._bench, keys, samples=REFERENCE_SAMPLES, seed=self._seed)
         self._baseline_us = statistics.median(series[REFERENCE])
         chain = timing.chain_times(series, bases)
-        return Base(
-            roof_us=min(timing.figures_of(series, roofs, bases).values(), default=None),
-            noise_floor=statistics.noise_floor(series[REFERENCE], series[twin]),
-            chain_us=chain.median if chain else None,
-        )
+        return {
+            "roof_us": min(timing.figures_of(series, roofs, bases).values(), default=None),
+            "noise_floor": statistics.noise_floor(series[REFERENCE], series[twin]),
+            "chain_us": chain.median if chain else None,
+        }
 
-    def run(self, schedules: Sequence[Schedule], writer: SweepWriter) -> None:
-        """Measure and append all points; a lost device ends it, with what was measured written."""
-        batches = iter([schedules[i : i + BATCH] for i in range(0, len(schedules), BATCH)])
-        waiting: deque[list[Proposed]] = deque()
-        done = 0
+    def measured(self, batches: Sequence[Batch]) -> Iterator[tuple[Batch, list[Trial]]]:
+        """The points of each batch; a lost device is an error after those that were measured."""
+        left, waiting = iter(batches), deque[tuple[Batch, list[Proposed]]]()
         while True:
-            while len(waiting) < AHEAD and (batch := next(batches, None)) is not None:
-                waiting.append([self._begin(s) for s in batch])
+            while len(waiting) < AHEAD and (batch := next(left, None)) is not None:
+                waiting.append((batch, [self._begin(s) for s in batch.schedules]))
             if not waiting:
                 return
-            current = waiting.popleft()
-            points: list[Point] = []
+            current, candidates = waiting.popleft()
+            points: list[Trial] = []
             try:
-                points.extend(map(self._settle, self._evaluate(current)))
-            finally:
-                writer.append(points)
-            done += len(current)
-            best = min((p.us for p in self._points.values() if p.us is not None), default=None)
-            self._tell(Progress(done=done, total=len(schedules), best_us=best))
+                points.extend(map(self._settle, self._evaluate(candidates)))
+            except DeviceLostError:
+                yield current, points
+                raise
+            yield current, points
 
-    def retime(self, points: Sequence[Point], writer: SweepWriter) -> None:
-        """Time the fastest points again, longer and interleaved; their new lines replace the old ones."""
+    def words(self, _: Sequence[Trial]) -> str:
+        best = min((p.us for p in self._points.values() if p.us is not None), default=None)
+        return f"best {best:.2f} us" if best else ""
+
+    def retimed(self, points: Sequence[Trial]) -> Iterator[Trial]:
+        """Time the fastest points again, longer and interleaved: what changes of them and of their twins."""
         fastest = sorted((p for p in points if p.us is not None and p.twin is None), key=lambda p: p.us or 0.0)
         builder, chosen = self._make_builder(), [Proposed(schedule=p.schedule) for p in fastest[:FINAL_POINTS]]
         for candidate in chosen:
@@ -175,10 +167,12 @@ class Sweeper:
         drift = statistics.median(series[REFERENCE]) / (self._baseline_us or statistics.median(series[REFERENCE]))
         us = {c.schedule: statistics.median(series[c.key]) / drift for c in chosen if c.key in series}
         of_twins = {p.schedule: us[p.twin] for p in points if p.twin in us}
-        writer.append([replace(p, us=(us | of_twins)[p.schedule]) for p in points if p.schedule in us | of_twins])
-        out = [(p, failed.get((p.twin or p.schedule).key)) for p in points]
-        writer.append([replace(p, us=None, outcome=outcome) for p, outcome in out if outcome is not None])
         self._judge.forget(c.key for c in chosen)
+        for point in points:
+            if outcome := failed.get((point.twin or point.schedule).key):
+                yield replace(point, us=None, outcome=outcome)
+            elif point.schedule in us | of_twins:
+                yield replace(point, us=(us | of_twins)[point.schedule])
 
     def _begin(self, schedule: Schedule) -> Proposed:
         candidate = Proposed(schedule=schedule)
@@ -224,7 +218,7 @@ class Sweeper:
 
         return self._judge.rerun(good, run)
 
-    def _settle(self, state: Timed | Failed | Twin) -> Point:
+    def _settle(self, state: Timed | Failed | Twin) -> Trial:
         """The candidate's point; its cubin is let go, thousands of them would fill the memory.
 
         A candidate with another's machine code shares its fate.
@@ -234,13 +228,12 @@ class Sweeper:
             first = self._points[state.first]
             point = replace(first, schedule=state.schedule, twin=first.schedule)
         else:
-            point = Point(
+            point = Trial(
                 schedule=state.schedule,
                 outcome=state.outcome,
                 us=state.times_us.median if isinstance(state, Timed) else None,
                 registers=state.registers,
                 spill_bytes=sum(int(r["spill_bytes"]) for r in state.resources),
-                twin=None,
             )
         self._points[state.key] = point
         return point
@@ -253,46 +246,31 @@ def sweep(
     path: Path,
     limit: int | None,
     seed: int,
-    header: Callable[[Base], Header],
+    opened: Callable[..., Sweep],
+    progress: Progress,
     first: Sequence[Schedule] = (),
 ) -> Sweep:
     """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
 
-    `header(base)` describes a new file. Raises UsageError when the file is of another problem,
-    device, place or protocol, or when the default schedule is emitted as another text today.
+    `opened(roof_us=..., noise_floor=..., chain_us=...)` is a new sweep. Raises UsageError when the file is of another
+    problem, device, place or protocol, or when the default schedule is emitted as another text today.
     """
-    fresh, before = header(sweeper.start()), resumed(path)
-    if before is not None:
-        _check_same(before.header, fresh, path)
+    fresh = opened(**sweeper.start())
+    start = fresh.going_on(resumed(Sweep, path, is_strict=True))
     wanted = list(dict.fromkeys([*first, *sample_of(legal, limit, seed=seed)]))
     if fresh.default not in wanted:
         wanted = [fresh.default, *wanted[: max(len(first), len(wanted) - 1) if limit else None]]
-    known = {p.schedule for p in before.points} if before else set()
-    writer = SweepWriter(path, before.header if before else fresh)
-    try:
-        left = [s for s in wanted if s not in known]
-        sweeper.run(left, writer)
-        found = resumed(path)
-        assert found is not None
-        if left:
-            sweeper.retime(found.points, writer)
-    except BaseException:
-        writer.close()
-        raise
-    writer.finish()
-    found = resumed(path)
-    assert found is not None
+    known = {p.schedule for p in start.points}
+    left = [s for s in wanted if s not in known]
+    batches = [
+        Batch(label=f"schedules from {i + 1} of {len(left)}", schedules=tuple(left[i : i + BATCH]))
+        for i in range(0, len(left), BATCH)
+    ]
+    found = run(start, batches, progress=progress, words=sweeper.words, path=path, spread=sweeper.measured)
+    if left and found.finished:
+        found = found.with_trials([*found.points, *sweeper.retimed(found.points)])
+        write(path, found)
     return found
-
-
-def _check_same(old: Header, new: Header, path: Path) -> None:
-    """Refuse to mix what cannot be compared."""
-    for name in ("problem", "place", "device", "knobs"):
-        if getattr(old, name) != getattr(new, name):
-            raise UsageError(f"{path} is a sweep of another {name}", hint="write to another file with --out")
-    for name, what in (("protocol", "another protocol"), ("default_text", "another text of the default schedule")):
-        if old.versions.get(name) != new.versions.get(name):
-            raise UsageError(f"{path} was measured with {what}", hint="write to another file with --out")
 
 
 def called_fastest(
@@ -313,7 +291,7 @@ def sweep_on_gpu(
     best: int = 0,
     index: int = 0,
     seed: int = 0,
-    tell: Callable[[Progress], None] = lambda _: None,
+    progress: Progress,
 ) -> Sweep:
     """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`.
 
@@ -322,45 +300,24 @@ def sweep_on_gpu(
     facts = device_facts(index)
     default = default_schedule(problem, facts)
     legal = with_default(space(problem, facts).legal, default)
+    versions = {**environment(measured=True), "default_text": text_of(problem, default, emit)}
+    opened = partial(
+        Sweep,
+        **opening(facts, versions, {"seed": seed}),
+        problem=problem.question.as_dict(),
+        place=place,
+        bytes=problem.compulsory_bytes,
+        legal=len(legal),
+        default=default,
+    )
     with processes(index) as using:
         sweeper = Sweeper(
             bench=bench_at(using.post, problem, facts, place=place, seed=seed, note=to_stderr),
             make_builder=lambda: Builder(
-                problem,
-                emit=emit,
-                submit=lambda m: using.pool.submit(m, facts.arch),
-                emitter=using.emitter,
+                problem, emit=emit, submit=lambda m: using.pool.submit(m, facts.arch), emitter=using.emitter
             ),
             default=default,
             seed=seed,
-            tell=tell,
         )
-        header = _header_maker(problem, legal, default, facts, place=place, seed=seed)
         first = called_fastest(problem, legal, facts, place, count=best)
-        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, header=header, first=first)
-
-
-def _header_maker(
-    problem: Problem, legal: Sequence[Schedule], default: Schedule, facts: Device, *, place: Place, seed: int
-) -> Callable[[Base], Header]:
-    """What makes the header of a sweep on a GPU, once its base is known."""
-
-    def header(base: Base) -> Header:
-        return header_of(
-            legal,
-            default=default,
-            problem=problem.question.as_dict(),
-            place=place,
-            device=facts.as_dict(),
-            versions={
-                **environment(measured=True),
-                "default_text": text_of(problem, default, emit),
-            },
-            roof_us=base.roof_us,
-            noise_floor=base.noise_floor,
-            chain_us=base.chain_us,
-            bytes=problem.compulsory_bytes,
-            seed=seed,
-        )
-
-    return header
+        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, opened=opened, progress=progress, first=first)

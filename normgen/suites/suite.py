@@ -64,6 +64,11 @@ class Entry:
         return {"op": self.op, **self.problem.arguments(), **self.place.as_dict()}
 
     @property
+    def key(self) -> str:
+        """What tells the entry from every other one of its suite."""
+        return f"{self.label} {sorted(t.name for t in self.problem.tensors)}"
+
+    @property
     def label(self) -> str:
         """`rmsnorm fwd 4096x4096 bf16 fresh`, with whatever is unusual behind it: what --only is matched against."""
         problem = self.problem
@@ -198,7 +203,7 @@ class _Reader:
     def check_distinct(self, entries: list[Entry]) -> None:
         seen: dict[str, Entry] = {}
         for entry in entries:
-            first = seen.setdefault(entry.label + str(sorted(entry.problem.present)), entry)
+            first = seen.setdefault(entry.key, entry)
             if first is not entry:
                 raise self.error(
                     "every entry is another problem", entry.line, received=f"{entry.label}, as on line {first.line}"

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from normgen.errors import NothingValidError
+from normgen.files.plain import plain
 from normgen.measure import timing
 from normgen.measure.elsewhere import Elsewhere, Trial
 from normgen.measure.judge import Roof
@@ -187,7 +188,7 @@ def _summary(hearing: Hearing, finish: Finish) -> dict[str, Any]:
         "noise_floor": confirmation.noise_floor if confirmation else None,
         "ties": len(confirmation.ties) if confirmation else None,
         "matmul": dict(finish.matmul),
-        "policy": hearing.policy.as_dict(),
+        "policy": plain(hearing.policy),
         "conditions": dict(finish.conditions),
         # Its line is replaced only by a winner of the same interleaved run, which was faster beyond the noise.
         "incumbent": incumbent.key if incumbent in rivals else None,

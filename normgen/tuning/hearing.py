@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from normgen.cost.work import arithmetic_us
+from normgen.files.plain import plain
 from normgen.measure.judge import Fault, Judge
 from normgen.measure.protocol import Bench, DeviceLostError
 from normgen.measure.timing import Policy
@@ -91,7 +92,7 @@ class Hearing:
     @property
     def conditions(self) -> dict[str, Any]:
         """What makes a candidate's times comparable with those of other runs."""
-        return {"policy": self.policy.as_dict(), **self.standings.conditions}
+        return {"policy": plain(self.policy), **self.standings.conditions}
 
     def is_guest(self, candidate: Candidate) -> bool:
         return candidate.schedule in (self.default, self.incumbent)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from normgen.codegen.module import Module
 from normgen.cost.model import predicted_us
 from normgen.device import Device
+from normgen.files.plain import plain
 from normgen.files.private import to_stderr
 from normgen.measure import judge
 from normgen.measure.chains.chain import chain_modules
@@ -106,7 +107,7 @@ def results_here(
         nvrtc=versions.get("nvrtc", ""),
         protocol=versions.get("protocol", ""),
         place=str(place),
-        policy=canonical((policy or Policy()).as_dict()),
+        policy=canonical(plain(policy or Policy())),
     )
     return Results(results_path(problem.question, device), here, report=report)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from normgen.cost.work import flops
 from normgen.device import Device
 from normgen.errors import refusal_of
 from normgen.files.private import make_private
-from normgen.files.shipped import VERSION
 from normgen.problem.problem import Problem
 from normgen.problem.words import file_stem
 from normgen.records.lines import append
@@ -315,12 +313,3 @@ def _go_on(run: Run) -> int:
 def brief(reason: str) -> str:
     """The first two lines of a check's summary in one: the call that was wrong, and what was wrong in it."""
     return "; ".join(line.strip() for line in reason.splitlines()[:2])
-
-
-def versions(**more: object) -> dict[str, str]:
-    """normgen, Python, and what the caller knows of compiler and driver."""
-    known = {
-        "normgen": VERSION,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
-    return known | {name: str(value) for name, value in more.items() if value is not None}

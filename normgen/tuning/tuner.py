@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from normgen import verify
-from normgen.cuda.compiler import nvrtc_version
-from normgen.cuda.driver import driver_version
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.export import export_record, require_folder, require_room, ships
 from normgen.export.groups import NoHeaderError
 from normgen.files.private import write_atomically
 from normgen.measure.isolation.start import Found, Start
-from normgen.measure.timing import PROTOCOL
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.problem.question import ASKED, Asked
@@ -28,12 +24,13 @@ from normgen.records.record import Record
 from normgen.records.winners import adopt, gpu_slug, spec_path, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.spec.given import Given, spec_of
+from normgen.trials.versions import environment
 from normgen.tuning.compile import text_of
 from normgen.tuning.measured import measure_on_gpu
 from normgen.tuning.predicted import predict_without_gpu
 from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S, Progress, Silent
 from normgen.tuning.result import Result
-from normgen.tuning.run import Clock, Run, Study, open_run, versions
+from normgen.tuning.run import Clock, Run, Study, open_run
 
 PROVE = "`normgen export winner.jsonl` compares it and writes one where there is a C++ compiler"
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
@@ -235,15 +232,3 @@ def conclude(
         interrupted=interrupted,
         notes=tuple(run.notes),
     )
-
-
-def environment(*, measured: bool) -> dict[str, str]:
-    """The versions a record names: ours, the compiler's, and with a GPU the driver's and the protocol's."""
-    found: dict[str, Any] = {
-        "nvrtc": ".".join(map(str, nvrtc_version())),
-        "cuda_bindings": metadata.version("cuda-bindings"),
-    }
-    if measured:
-        found["protocol"] = PROTOCOL
-        found["driver_cuda"] = ".".join(map(str, driver_version()))
-    return versions(**found)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from normgen.bench.entrant import Draft
-from normgen.bench.entry import Samples, conclude, failed_entry
+from normgen.bench.entry import conclude, failed_entry
 from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import OURS
 from normgen.device import TARGETS
 from normgen.measure import timing
 from normgen.measure.gpu import COPY
+from normgen.schedule.schedule import schedule_from
 from normgen.suites.suite import Entry, parse_suite
+from normgen.trials.contest import Contest
+from normgen.trials.entrant import Draft
+from normgen.trials.file import of_text
 from tests.measure.simulated import ELEMENTWISE, SimulatedTimer
 
 SUITE = parse_suite(
@@ -17,6 +20,11 @@ SUITE = parse_suite(
     'shape = ["4096x4096", "16384x8192", "4096x131072"]\n[[entry]]\nop = "softmax"\nshape = "64x128"\n'
 )
 BASE_US = 10.0  # what the chain takes without a kernel
+
+
+def results_of(text: str) -> Results:
+    """The results of a text: of a file's lines, or of one printed object."""
+    return of_text(Results, text.encode())
 
 
 def draft(name: str, failed: str = "") -> Draft:
@@ -32,8 +40,13 @@ def raced(
     drafts = {name: draft(name) for name in (OURS, *truth) if name not in (COPY, ELEMENTWISE)}
     drafts |= {name: draft(name, reason) for name, reason in (failed or {}).items()}
     alone_us = {name: 0.9 * us for name, us in truth.items()}
-    samples = Samples(series=series, roofs=(COPY, ELEMENTWISE), bases=timer.bases, alone_us=alone_us)
-    return conclude(entry, drafts, samples, note=note, schedule={"vector": 8, **knobs}, seconds=3.2)
+    contest = Contest(
+        series={name: series[name] for name in truth if name not in (COPY, ELEMENTWISE)},
+        roofs={name: series[name] for name in (COPY, ELEMENTWISE)},
+        base=[series[name] for name in timer.bases],
+        alone_us=alone_us,
+    )
+    return conclude(entry, drafts, contest, note=note, schedule=schedule_from({"vector": 8, **knobs}), seconds=3.2)
 
 
 def results(finished: bool = True) -> Results:

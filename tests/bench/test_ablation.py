@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.ablation import Ablation, Line, ablation_text, cases_of, run_ablation, tuned_entries
-from normgen.bench.contest import Venue
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError, UsageError
 from normgen.measure.isolation import process
@@ -18,8 +17,10 @@ from normgen.records.winners import adopt
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.techniques import all_techniques
+from normgen.trials.contest import Venue
+from normgen.trials.file import read
+from normgen.trials.versions import environment
 from normgen.tuning.progress import Silent
-from normgen.tuning.tuner import environment
 from tests.bench.modelled import H200, tuned
 from tests.measure.fake_device import plant_in_workers
 from tests.measure.planted import all_workers_end
@@ -41,7 +42,7 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr(process, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(
-        "normgen.bench.walk.environment",
+        "normgen.trials.contest.environment",
         lambda *, measured: environment(measured=False),  # noqa: ARG005
     )
     with all_workers_end(monkeypatch):
@@ -166,7 +167,7 @@ def test_the_command_prints_the_table_and_writes_the_figures(
     assert ended.value.code == 0
     assert captured.out.startswith("technique")
     assert "[2/2] layernorm fwd 4096x1024 bf16 fresh: " in captured.err
-    assert json.loads(out.read_text())["options"]["tried"] == 1
+    assert read(Ablation, out).options["tried"] == 1
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "--ablation", "no_suite"])
     assert ended.value.code == 2

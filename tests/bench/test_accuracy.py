@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from normgen.bench.accuracy import measure as measuring
 from normgen.bench.accuracy import table as tables
-from normgen.bench.accuracy.cells import Asked, Cell, Compared, Error, measured_from
+from normgen.bench.accuracy.cells import Asked, Cell, Compared, Error
 from normgen.bench.accuracy.errors import Tally, ulps_at
 from normgen.bench.accuracy.kernels import OnCpu
 from normgen.bench.accuracy.measure import measure
-from normgen.bench.accuracy.table import fill, read_table
+from normgen.bench.accuracy.table import Table, fill
 from normgen.cli.main import cli
 from normgen.codegen.module import Module
 from normgen.cpu import find_compiler
@@ -27,9 +27,23 @@ from normgen.device import target
 from normgen.dtypes import BF16, F16, F32, DType
 from normgen.errors import UsageError
 from normgen.report.accuracy_page import accuracy_page
+from normgen.trials.file import read
+from normgen.tuning.progress import Silent
 from normgen.verify import Inputs, make_outputs, reference
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+
+class Told(Silent):
+    """Keeps its notes."""
+
+    def __init__(self) -> None:
+        self.notes = list[str]()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 CELL = Cell(op="layernorm", direction="forward", dtype="bf16", family="normal", cols=96, rows=20)
 SMALL = Asked(ops=("layernorm",), dtypes=("bf16",), families=("normal", "tiny"), cols=(33, 96), rows=6, elements=600)
 
@@ -244,11 +258,11 @@ def test_rows_are_as_many_as_the_elements_allow_and_a_cell_is_of_finite_rows_tha
 @needs_compiler
 def test_kernels_on_the_cpu_executor_keep_their_bounds_and_the_page_shows_every_cell(tmp_path: Path) -> None:
     path = tmp_path / "table.jsonl"
-    found = fill(path, SMALL, index=None, seed=0, workers=1, torch={})
+    found = fill(path, SMALL, index=None, seed=0, workers=1, torch={}, progress=Silent())
     assert (found.over, found.worse) == ((), ())
     assert len(found.cells) == 2 * 2 * 2
-    assert found.head["where"] == "CPU executor"
-    assert all(measured_from(json.loads(json.dumps(m.as_dict()))) == m for m in found.cells)
+    assert found.where == "CPU executor"
+    assert {m.key: m for m in read(Table, path).cells} == {m.key: m for m in found.cells}
     page = accuracy_page(found)
     assert "8 cells, 0 over the bound, 0 worse than torch, 0 above it by what may be chance" in page
     assert "| family | 6 x 33 | 6 x 96 |" in page
@@ -261,21 +275,21 @@ def test_a_table_goes_on_where_it_was_stopped_and_refuses_another_run(
 ) -> None:
     path, place = tmp_path / "table.jsonl", Exact()
     monkeypatch.setattr(tables, "place_of", lambda _: place)
-    whole = fill(path, SMALL, index=None, seed=0, workers=1, torch={})
+    whole = fill(path, SMALL, index=None, seed=0, workers=1, torch={}, progress=Silent())
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]) + lines[4][:50])  # killed while it wrote
     place.rows.clear()
-    told: list[int] = []
-    again = fill(path, SMALL, index=None, seed=0, workers=1, torch={}, tell=lambda done, _total, _: told.append(done))
-    assert again == whole
-    assert (len(place.rows), told) == (5, [4, 5, 6, 7, 8])
-    with pytest.raises(UsageError, match="goes on where it was made") as refused:
-        fill(path, SMALL, index=None, seed=1, workers=1, torch={})
-    assert refused.value.received == "another seed"
+    told = Told()
+    again = fill(path, SMALL, index=None, seed=0, workers=1, torch={}, progress=told)
+    assert (again.cells, again.finished) == (whole.cells, True)
+    assert (len(place.rows), [note[:5] for note in told.notes]) == (5, [f"[{n}/8]" for n in (4, 5, 6, 7, 8)])
+    with pytest.raises(UsageError, match="of the same question, device") as refused:
+        fill(path, SMALL, index=None, seed=1, workers=1, torch={}, progress=Silent())
+    assert refused.value.received == "options {'seed': 0}, now {'seed': 1}"
     other = tmp_path / "other.jsonl"
     other.write_text("{}\n")
-    with pytest.raises(UsageError, match="read from a file of its cells"):
-        read_table(other)
+    with pytest.raises(UsageError, match="is what `normgen study accuracy` wrote"):
+        read(Table, other)
 
 
 @needs_compiler
@@ -298,7 +312,7 @@ def test_the_command_says_what_it_found_and_runs_in_several_processes(tmp_path: 
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert (said["cells"], said["over"], said["worse"], said["where"]) == (2, [], [], "CPU executor")
-    assert "2 of 2 softmax" in done.stderr
+    assert "[2/2] softmax" in done.stderr
     assert "## softmax forward f32: y" in page.read_text()
 
 

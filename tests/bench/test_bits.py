@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from normgen.bench import peers
-from normgen.bench.accuracy.bits import PAIRS, Bits, Differing, Pair, _other_bits, check_known, from_json, run_pairs
+from normgen.bench.accuracy.bits import PAIRS, Bits, Differing, Pair, _other_bits, check_known, run_pairs
 from normgen.bench.accuracy.kernels import OnCpu
 from normgen.errors import NotOfferedError, UsageError
 from normgen.report.language import bits_part
 from normgen.spec.reader import list_presets, load
+from normgen.trials.file import of_text, text_of, write
+from normgen.tuning.progress import Silent
 
 HUGGING_FACE = [pair for pair in PAIRS if pair.peer == "transformers"]
 
@@ -21,7 +23,7 @@ HUGGING_FACE = [pair for pair in PAIRS if pair.peer == "transformers"]
 def nobody(pairs: tuple[Pair, ...], monkeypatch: pytest.MonkeyPatch) -> Bits:
     """A run where no library is installed."""
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda _: None)
-    return run_pairs(pairs, OnCpu(), values=1, seed=0, tell=lambda _: None)
+    return run_pairs(pairs, OnCpu(), values=1, seed=0, progress=Silent())
 
 
 def test_every_preset_is_run_or_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,20 +36,20 @@ def test_every_preset_is_run_or_named_with_its_reason(monkeypatch: pytest.Monkey
 
 def test_a_run_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     run = nobody(PAIRS[:2], monkeypatch)
-    first = replace(run.found[0], outputs={"y": Differing(elements=3, of=12)}, note="")
+    first = replace(run.found[0], outputs={"y": Differing(differing=3, of=12)}, note="")
     run = replace(run, found=(first, *run.found[1:]))
-    assert from_json(run.to_json(), file="run.json") == run
-    with pytest.raises(UsageError, match="a file of `normgen study bits`"):
-        from_json('{"schema": 0}', file="run.json")
+    assert of_text(Bits, text_of(run).encode()).found == run.found
+    with pytest.raises(UsageError, match="is what `normgen study bits` wrote"):
+        of_text(Bits, b'{"schema": 0}')
 
 
 def test_the_page_says_each_share_and_what_was_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     assert bits_part(tmp_path) == "No run is published yet.\n"
     run = nobody(PAIRS[:2], monkeypatch)
-    first = replace(run.found[0], outputs={"y": Differing(elements=3, of=12)}, note="")
+    first = replace(run.found[0], outputs={"y": Differing(differing=3, of=12)}, note="")
     folder = tmp_path / "generated" / "evidence"
     folder.mkdir(parents=True)
-    (folder / "presets_h200.json").write_text(replace(run, found=(first, *run.found[1:])).to_json())
+    write(folder / "presets_h200.json", replace(run, found=(first, *run.found[1:])))
     said = bits_part(tmp_path)
     assert "| `llama_rmsnorm` | transformers `LlamaRMSNorm` | y 3 of 12 (25 %) |" in said
     assert "| `gemma_rmsnorm` | transformers `GemmaRMSNorm` | not run: not installed" in said
@@ -70,7 +72,7 @@ def test_a_spec_that_no_library_is_called_for_is_refused() -> None:
 def test_few_bits_differ_from_transformers(pair: Pair) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
-    (found, *_) = run_pairs((pair,), OnCpu(), values=100_000, seed=1, tell=lambda _: None).found
+    (found, *_) = run_pairs((pair,), OnCpu(), values=100_000, seed=1, progress=Silent()).found
     assert not found.note
     assert found.outputs["y"].share < 1e-3
 
@@ -83,5 +85,5 @@ def test_another_rounding_is_seen_beside_transformers() -> None:
     assert ("rmsnorm", "forward") not in llama._FUNCTIONS  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(llama._FUNCTIONS, ("rmsnorm", "forward"), llama._FUNCTIONS["llama_rmsnorm", "forward"])  # type: ignore[attr-defined]
-        (found, *_) = run_pairs((once,), OnCpu(), values=100_000, seed=1, tell=lambda _: None).found
+        (found, *_) = run_pairs((once,), OnCpu(), values=100_000, seed=1, progress=Silent()).found
     assert found.outputs["y"].share > 0.05

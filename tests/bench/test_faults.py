@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from normgen.bench import peers
-from normgen.bench.contest import Venue, hold
 from normgen.bench.runner import Wish, run_suite
 from normgen.cuda.compiler import compile_module
 from normgen.program.source import problem_for
@@ -16,6 +15,7 @@ from normgen.records.place import Place
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.suites.suite import parse_suite
+from normgen.trials.contest import Venue, hold
 from tests.bench.planted_peer import FAULTY, MODULE
 from tests.measure.planted import all_workers_end, planting
 
@@ -63,7 +63,7 @@ def test_a_kernel_with_a_fault_is_failed_and_the_others_are_timed(kind: str, mon
     problem = problem_for(load("layernorm"), shape="2048x768")
     good = default_schedule(problem, facts)
     bad = replace(good, load="streaming" if good.load == "default" else "default")
-    monkeypatch.setattr("normgen.bench.entrant.emit", planting({bad: kind}))
+    monkeypatch.setattr("normgen.trials.entrant.emit", planting({bad: kind}))
     notes: list[str] = []
     with all_workers_end(monkeypatch):
         place = Venue(facts=facts, index=0, samples=20, seed=0)

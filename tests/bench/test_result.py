@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.plot import panels, plot, size_text
-from normgen.bench.result import Results, from_json, geometric_mean
+from normgen.bench.result import Results, geometric_mean
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
 from normgen.measure.gpu import COPY
-from tests.bench.recorded import BASE_US, SUITE, raced, results
+from normgen.schedule.schedule import Schedule
+from tests.bench.recorded import BASE_US, SUITE, raced, results, results_of
 from tests.measure.simulated import ELEMENTWISE
 
 
@@ -81,7 +82,7 @@ def test_a_file_of_older_results_is_read_as_timed_alone(found: Results) -> None:
         for provider in (entry["ours"], *entry["peers"].values()):
             for name in ("price_us", "our_price_to_this", "alone_us"):
                 del provider[name]
-    old = from_json(json.dumps(data))
+    old = results_of(json.dumps(data))
     assert str(old.entries[0].place) == "cold alone"
     assert (old.entries[0].ours.cost_us, old.entries[0].faster) == (old.entries[0].ours.us, old.entries[0].chain_faster)
     text = results_text(old)
@@ -89,7 +90,7 @@ def test_a_file_of_older_results_is_read_as_timed_alone(found: Results) -> None:
     assert "marginal time: what a kernel adds to the time" not in text
     data["entries"][0]["cache"] = "warm"
     with pytest.raises(UsageError, match="a results file is"):
-        from_json(json.dumps(data))
+        results_of(json.dumps(data))
 
 
 def test_results_written_before_both_copies_were_kept_still_read(found: Results) -> None:
@@ -98,10 +99,10 @@ def test_results_written_before_both_copies_were_kept_still_read(found: Results)
         del entry["roofs_us"]
         for provider in (entry["ours"], *entry["peers"].values()):
             del provider["to_copy"]
-    old = from_json(json.dumps(data))
+    old = results_of(json.dumps(data))
     assert old.entries[0].roofs_us == {}
     assert old.entries[0].ours.to_copy is None
-    assert old.entries[0].ours.to_roof == from_json(json.dumps(found.as_dict())).entries[0].ours.to_roof
+    assert old.entries[0].ours.to_roof == results_of(json.dumps(found.as_dict())).entries[0].ours.to_roof
 
 
 def test_the_summary_of_a_suite_is_over_the_entries_that_can_be_compared(found: Results) -> None:
@@ -152,7 +153,7 @@ def test_a_time_in_which_launches_overlap_is_marked_in_the_table_and_in_json(fou
         assert ("starts while the kernel before it ends" in results_text(one)) is marked
         ours = one.as_dict()["entries"][0]
         assert (ours["ours"]["overlaps"], ours["peers"]["torch"]["overlaps"]) == (marked, False)
-        assert from_json(json.dumps(one.as_dict())).entries[0].ours.overlaps is marked
+        assert results_of(json.dumps(one.as_dict())).entries[0].ours.overlaps is marked
 
 
 def test_a_long_reason_is_cut_to_a_cell() -> None:
@@ -163,21 +164,21 @@ def test_a_long_reason_is_cut_to_a_cell() -> None:
 
 def test_json_is_one_object_that_reads_back(found: Results) -> None:
     text = json.dumps(found.as_dict(), allow_nan=False)
-    again = from_json(text)
+    again = results_of(text)
     assert again.as_dict() == found.as_dict()
     data = json.loads(text)
     assert list(data)[:2] == ["schema", "suite"]
     assert data["geometric_mean"] == pytest.approx(found.geometric_mean, rel=1e-4)
     assert data["entries"][0]["peers"]["torch"]["times_us"]["n"] == 40
     assert data["entries"][2]["peers"]["compile"]["failed"] == "wrong result: y"
-    assert data["entries"][0]["ours"]["schedule"] == {"vector": 8}
-    assert results_table(again) == results_table(from_json(json.dumps(again.as_dict())))
+    assert data["entries"][0]["ours"]["schedule"] == Schedule(vector=8).as_dict()
+    assert results_table(again) == results_table(results_of(json.dumps(again.as_dict())))
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "entries": [{}]}'])
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="what `normgen bench --json` wrote"):
-        from_json(text)
+        results_of(text)
 
 
 def test_a_plot_has_a_panel_for_each_operation_and_a_line_for_each_provider(found: Results) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from normgen.bench.entry import measure_entry
-from normgen.bench.result import Results, from_json
+from normgen.bench.result import Results
 from normgen.bench.runner import Wish, run_suite
 from normgen.cli import main as cli
-from normgen.cli.bench_command import exit_code
 from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.records import nearest
@@ -25,6 +24,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry, Suite, parse_suite
 from normgen.tuning.progress import Silent
+from tests.bench.recorded import results_of
 from tests.measure.fake_device import plant_in_workers
 from tests.measure.planted import all_workers_end
 from tests.measure.simulated import ELEMENTWISE
@@ -42,7 +42,8 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
     monkeypatch.setattr("normgen.bench.entry.BENCH", "tests.bench.simulated_bench:SimulatedBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
-    monkeypatch.setattr("normgen.bench.runner.environment", lambda *, measured: {"normgen": "test"} if measured else {})
+    known = {"normgen": "test"}
+    monkeypatch.setattr("normgen.trials.contest.environment", lambda *, measured: known if measured else {})
     with all_workers_end(monkeypatch):
         yield
 
@@ -138,7 +139,7 @@ def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) 
     plant_in_workers(monkeypatch)
     interrupt_at(monkeypatch, 256)  # that entry is not run again
     told: list[Results] = []
-    again = from_json(json.dumps(first.as_dict()))
+    again = results_of(json.dumps(first.as_dict()))
     found = run_suite(suite(), Wish(peers=()), before=again, on_results=told.append)
     assert found.finished
     assert [entry.shape for entry in found.entries] == ["96x256", "64x272", "128x384"]
@@ -147,7 +148,7 @@ def test_a_run_goes_on_with_what_another_timed(monkeypatch: pytest.MonkeyPatch) 
     assert [len(results.entries) for results in told] == [2, 3]
     assert found.started == first.started
     assert found.seconds >= again.seconds
-    with pytest.raises(UsageError, match="same suite, device, versions and options") as refused:
+    with pytest.raises(UsageError, match="same question, device, versions and options") as refused:
         run_suite(suite(), Wish(peers=(), samples=20), before=again)
     assert "'samples': 40" in str(refused.value.received)
 
@@ -159,7 +160,7 @@ def test_a_device_on_which_no_worker_stays_alive_ends_the_suite_with_what_there_
     found = run_suite(suite(), Wish(peers=()))
     assert (found.finished, len(found.entries)) == (False, 1)
     assert found.note == "device lost: one of 3 worker processes must start"
-    assert exit_code(found) == 6
+    assert found.exit_code == 6
 
 
 def test_a_kernel_of_ours_that_takes_workers_down_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ def test_peers_that_take_workers_down_raise_or_are_wrong_fail_and_the_others_are
 
 def test_a_peer_that_hangs_or_whose_import_ends_its_process_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    monkeypatch.setattr("normgen.bench.entrant.PREPARE_S", 1.0)
+    monkeypatch.setattr("normgen.trials.entrant.PREPARE_S", 1.0)
     plant_in_workers(monkeypatch, compile="hang@prepare", liger="segv@import")
     (entry,) = run_suite(suite().only("96x256"), Wish(peers=("compile", "liger", "torch"))).entries
     assert entry.peers["compile"].failed == "no answer within 1.0 s (prepare)"
@@ -257,7 +258,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert "rmsnorm fwd 96x256 bf16 fresh" in text
     assert text.splitlines()[-1].startswith("2 entries in ")
     assert "[2/2] rmsnorm fwd 64x272 bf16 fresh: " in progress
-    written = from_json(out.read_text())
+    written = results_of(out.read_text())
     assert written.finished
     assert len(written.entries) == 2
     assert [p.name for p in tmp_path.iterdir() if "results" in p.name] == ["results.json"]
@@ -270,10 +271,10 @@ def test_runs_of_parts_of_a_suite_add_up_in_one_file(
     out = tmp_path / "results.json"
     common = ("--peers", "none", "--json", str(out), "--resume")
     assert run(capsys, "bench", file, *common, "--skip", "layernorm", "--limit", "9m")[0] == 0
-    assert len(from_json(out.read_text()).entries) == 2
+    assert len(results_of(out.read_text()).entries) == 2
     code, text, progress = run(capsys, "bench", file, *common)
     assert code == 0
-    assert [e.op for e in from_json(out.read_text()).entries] == ["rmsnorm", "rmsnorm", "layernorm"]
+    assert [e.op for e in results_of(out.read_text()).entries] == ["rmsnorm", "rmsnorm", "layernorm"]
     assert "[3/3] layernorm bwd" in progress
     assert "rmsnorm" not in progress
     assert text.splitlines()[-1].startswith("3 entries in ")
@@ -287,7 +288,7 @@ def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones
     assert run(capsys, "bench", file, "--peers", "none", "--json", str(part), "--only", "layernorm")[0] == 0
     code, text, _ = run(capsys, "bench", "--from", str(whole), "--from", str(part), "--json", str(out))
     assert code == 0
-    old, new, found = (from_json(path.read_text()) for path in (whole, part, out))
+    old, new, found = (results_of(path.read_text()) for path in (whole, part, out))
     runs = [old.started, old.started, new.started]
     assert found.entries == tuple(
         replace(e, run=run) for e, run in zip((*old.entries[:2], *new.entries), runs, strict=True)
@@ -297,11 +298,11 @@ def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones
     assert text.splitlines()[-1].startswith("3 entries in ")
     words = tmp_path / "words.json"
     words.write_text(
-        part.read_text().replace(json.dumps(old.summary), '"Some of it."').replace('"samples": 40', '"samples": 9')
+        part.read_text().replace(json.dumps(old.summary), '"Some of it."').replace('"samples":40', '"samples":9')
     )
-    assert from_json(words.read_text()).summary == "Some of it."
+    assert results_of(words.read_text()).summary == "Some of it."
     run(capsys, "bench", "--from", str(whole), "--from", str(words), "--json", str(out))
-    joined = from_json(out.read_text())
+    joined = results_of(out.read_text())
     assert (joined.summary, joined.options) == (old.summary, old.options), "those of the run with more entries"
     run(capsys, "bench", "--from", str(whole), "--from", str(part), "--json", str(out))
     yesterday = tmp_path / "yesterday.json"
@@ -311,7 +312,7 @@ def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones
     code, text, _ = run(capsys, "bench", "--from", str(yesterday), "--from", str(part))
     assert text.splitlines()[-1].endswith(f"timed on 2001-02-03 (2 entries) and {new.started[:10]} (1)")
     other = tmp_path / "other.json"
-    other.write_text(part.read_text().replace('"suite": "', '"suite": "un'))
+    other.write_text(part.read_text().replace('"suite":"', '"suite":"un'))
     code, _, err = run(capsys, "bench", "--from", str(whole), "--from", str(other))
     assert code == 2
     assert "runs of one suite are joined" in err
@@ -323,9 +324,9 @@ def test_parts_of_a_suite_on_two_gpus_are_joined_to_the_whole(
     first, second, out = (tmp_path / f"{name}.json" for name in ("first", "second", "whole"))
     for number, path in enumerate((first, second), start=1):
         assert run(capsys, "bench", file, "--peers", "none", "--json", str(path), "--part", f"{number}/2")[0] == 0
-    assert [e.shape for e in from_json(first.read_text()).entries] == ["96x256", "128x384"]
+    assert [e.shape for e in results_of(first.read_text()).entries] == ["96x256", "128x384"]
     assert run(capsys, "bench", "--from", str(first), "--from", str(second), "--json", str(out))[0] == 0
-    assert {e.shape for e in from_json(out.read_text()).entries} == {"96x256", "64x272", "128x384"}
+    assert {e.shape for e in results_of(out.read_text()).entries} == {"96x256", "64x272", "128x384"}
 
 
 def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:

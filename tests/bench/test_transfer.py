@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from normgen.bench.contest import Venue, hold
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError
@@ -21,7 +20,8 @@ from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
-from normgen.tuning import tuner
+from normgen.trials.contest import Venue, hold
+from normgen.trials.versions import environment
 from normgen.tuning.progress import Silent
 from tests.bench.modelled import H200, tuned
 from tests.measure.fake_device import plant_in_workers
@@ -41,8 +41,8 @@ def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
     monkeypatch.setattr(process, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
-    real = tuner.environment
-    for place in ("normgen.tuning.tuner", "normgen.bench.walk"):
+    real = environment
+    for place in ("normgen.tuning.tuner", "normgen.trials.contest"):
         monkeypatch.setattr(f"{place}.environment", lambda *, measured: real(measured=False))  # noqa: ARG005
     with all_workers_end(monkeypatch):
         yield
@@ -84,7 +84,7 @@ def test_a_contest_shares_a_kernel_among_equal_schedules_and_says_what_is_wrong(
     assert other is not None
     assert (same.low, same.median, same.high) == (1.0, 1.0, 1.0)
     assert other.low > 1.05
-    assert found.roof_us == found.roofs_us["elementwise"] < found.roofs_us["copy"]
+    assert found.roof[1] == found.roofs_us["elementwise"] < found.roofs_us["copy"]
     plant_in_workers(monkeypatch, **{"using Load = Streaming;": "wrong"})
     found = hold(problem, Place(), {"good": slow, "bad": reread}, VENUE)
     assert found.failed == {"bad": "wrong result: y[0, 0]: got 1, want 2"}
@@ -107,7 +107,7 @@ def test_a_kernel_that_takes_workers_down_ends_no_contest(
     assert found.failed.keys() == {"bad"}
     assert cause in found.failed["bad"]
     assert {name: len(samples) for name, samples in found.series.items()} == {"wide": 12, "default": 12}
-    assert found.roof_us == found.roofs_us["elementwise"] < found.roofs_us["copy"]
+    assert found.roof[1] == found.roofs_us["elementwise"] < found.roofs_us["copy"]
     assert len(notes) == 2  # the worker that was lost, and the one in which the kernel was tried alone
 
 

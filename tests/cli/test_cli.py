@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from normgen.bench.rounds import Rounds, against
 from normgen.cli import bench_command
 from normgen.cli import main as cli
 from normgen.cli import options as cli_options
 from normgen.cli.main import COMMANDS
 from normgen.codegen.module import Module
+from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -29,6 +31,8 @@ from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_presets, list_specs
 from normgen.text import filled
+from normgen.trials.file import read
+from normgen.trials.head import opening
 
 HEAVY = ("numpy", "sympy", "optuna", "rich", "cuda", "ml_dtypes", "jinja2", "platformdirs")
 
@@ -462,7 +466,7 @@ def test_a_replay_of_what_is_no_sweep_is_a_usage_error(tmp_path: Path, capsys: p
     with pytest.raises(SystemExit) as ended:
         cli.main(["replay", str(file)])
     assert ended.value.code == 2
-    assert "header line" in capsys.readouterr().err
+    assert "what `normgen sweep` wrote" in capsys.readouterr().err
 
 
 OWN = """
@@ -572,20 +576,18 @@ def test_an_unknown_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[s
 def test_what_a_call_or_a_model_costs_is_a_table_and_a_file_or_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Times:
-        def as_dict(self) -> dict[str, float]:
-            return {"rmsnorm": 4.5}
-
-        def __str__(self) -> str:
-            return "rmsnorm 4.5 µs"
-
-    times = ModuleType("normgen.torch.host_times")
-    times.host_times = lambda **_: Times()  # type: ignore[attr-defined]
+    found = Rounds(
+        **opening(TARGETS["h200"], {}, {}), name="host", about="host time", unit="µs", base="add",
+        contenders=tuple(against({"add": (2.0,) * 6, "rmsnorm": (4.5,) * 6}, "add")),
+    )  # fmt: skip
+    times = ModuleType("normgen.bench.host_times")
+    times.host_times = lambda **_: found  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, times.__name__, times)
-    monkeypatch.setitem(sys.modules, "normgen.torch", ModuleType("normgen.torch"))
-    for json_to, said in ((None, "rmsnorm 4.5 µs"), (str(tmp_path / "host.json"), "rmsnorm 4.5 µs")):
+    for json_to in (None, str(tmp_path / "host.json")):
         bench_command.run_host(json_to, rounds=1, device=0)
-        assert capsys.readouterr().out == f"{said}\n"
-    assert json.loads((tmp_path / "host.json").read_text()) == {"rmsnorm": 4.5}
+        assert capsys.readouterr().out == f"{found}\n"
+    assert re.search(r"rmsnorm +4.500 +2.250 \[2.250, 2.250\]", str(found))
+    assert read(Rounds, tmp_path / "host.json") == found
     bench_command.run_host("-", rounds=1, device=0)
-    assert json.loads(capsys.readouterr().out) == {"rmsnorm": 4.5}
+    told = json.loads(capsys.readouterr().out)["contenders"]
+    assert [(one["name"], one["median"]) for one in told] == [("add", 2.0), ("rmsnorm", 4.5)]

@@ -13,6 +13,7 @@ from normgen.cli import doctor
 from normgen.cli.doctor import Check, Report, Status, diagnose
 from normgen.cuda import nvrtc
 from normgen.errors import NoDeviceError
+from normgen.files.plain import plain
 
 NAMES = ["python", "packages", "driver", "gpu", "nvrtc", "cuda headers", "c++ compiler", "launcher", "cache folder"]
 
@@ -38,7 +39,7 @@ def _has_gpu() -> bool:
 def test_every_check_is_made_and_the_object_is_json() -> None:
     report = diagnose()
     assert [check.name for check in report.checks] == NAMES
-    again = json.loads(json.dumps(report.as_dict()))
+    again = json.loads(json.dumps(plain(report)))
     assert again["status"] == report.status.value
     assert [check["name"] for check in again["checks"]] == NAMES
     assert set(again["checks"][0]) == {"name", "status", "found", "advice"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normgen.bench.entry import Samples
 from normgen.cost.checklist import bank_ways, checklist, tile_reads, tile_writes, unfused_bytes
 from normgen.cost.model import predict
 from normgen.cost.work import arithmetic_us, flops, roof_of
@@ -18,6 +17,7 @@ from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks
 from normgen.schedule.tiles.plan import tile_problem_plan
+from normgen.trials.contest import Contest
 from tests.verify.contraction import linear
 
 H200 = target("h200")
@@ -72,8 +72,8 @@ def test_the_roof_of_a_product_is_its_bytes_or_its_flops_whichever_takes_longer(
     assert roof_of({"copy": 2 * least, "elementwise": 3 * least, "arithmetic": least}) == ("copy", 2 * least)
     assert roof_of({"copy": least / 2, "elementwise": 3 * least, "arithmetic": least}) == ("arithmetic", least)
     assert roof_of({}) is None
-    samples = Samples(series={"ours": [10.0, 11.0, 12.0, 11.0, 10.0, 11.0, 11.0]}, arithmetic={"arithmetic": 5.0})
-    assert samples.ratio("ours", "arithmetic") == Ratio(median=2.2, low=2.0, high=2.4)
+    contest = Contest(series={"ours": [10.0, 11.0, 12.0, 11.0, 10.0, 11.0, 11.0]}, arithmetic={"arithmetic": 5.0})
+    assert contest.price_ratio("ours", "arithmetic") == Ratio(median=2.2, low=2.0, high=2.4)
 
 
 def test_the_model_knows_waves_and_what_hides_latency() -> None:

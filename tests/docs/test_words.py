@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,15 @@ from pathlib import Path
 import click
 import pytest
 
-from normgen.bench.result import from_json
+from normgen.bench.result import Results
 from normgen.bench.table import results_text
 from normgen.cli import main as cli
 from normgen.cli.text.ladder import climb_text, list_text
-from normgen.ladder.climb import Climb
+from normgen.ladder.climb import read_climbs
 from normgen.ladder.rungs import list_ladders, load_ladder
 from normgen.report.readme import ROOT
 from normgen.text.words import RETIRED, WORDS, legend, used
+from normgen.trials.file import read
 
 SCREEN = 40  # lines
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "measuring.md"]
@@ -114,7 +114,7 @@ def test_help_explains_its_words_and_has_no_private_one(path: str) -> None:
 
 def test_printed_tables_explain_their_words_and_have_no_private_one() -> None:
     file = ROOT / "generated" / "evidence" / "bench_decode_h200.json"
-    text = results_text(from_json(file.read_text(encoding="utf-8"), file=file.name))
+    text = results_text(read(Results, file))
     table = text.split("\n\n")[1]
     assert private(text) == []
     assert {word.name for word in used(table, printed=True)} >= {"marginal time", "chain", "roofline", "fresh"}
@@ -127,5 +127,5 @@ def test_ladders_are_printed_without_private_words() -> None:
     ladders = [load_ladder(name) for name in list_ladders()]
     assert private(list_text(ladders)) == []
     file = ROOT / "generated" / "evidence" / "ladder_h200.json"
-    for one in map(Climb.of, json.loads(file.read_text(encoding="utf-8"))["ladders"]):
+    for one in read_climbs(file):
         assert private(climb_text(load_ladder(one.ladder), one)) == [], one.ladder

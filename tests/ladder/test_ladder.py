@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,20 @@ from normgen.cpu import find_compiler
 from normgen.cuda.driver import find_gpu
 from normgen.device import target
 from normgen.errors import NoDeviceError, SpecError, UsageError
-from normgen.ladder.climb import MISSING, RIGHT, WRONG, Climb, Climbed, Ground, Launch, climb, shipped_climb, why_behind
+from normgen.files.plain import made, plain
+from normgen.ladder.climb import (
+    MISSING,
+    RIGHT,
+    WRONG,
+    Climb,
+    Climbed,
+    Ground,
+    Launch,
+    climb,
+    read_climbs,
+    shipped_climb,
+    why_behind,
+)
 from normgen.ladder.kernels import around_tile, comparable, own_text, parts_of, problem_of
 from normgen.ladder.page import difference, page
 from normgen.ladder.points import read_schedule
@@ -109,17 +122,9 @@ def test_layernorms_rungs_are_right_but_those_that_cancel_and_these_on_rows_of_a
             families = [set(re.findall(r"(\w+) \(\S+ x the bound", line)) for line in wrong]
             assert any("large_mean" in named for named in families)
             assert all(named <= FAR_MEANS for named in families), "\n".join(wrong)
-    assert Climb.of(json.loads(json.dumps(found.as_dict()))) == replace(found, rungs=_as_json(found))
+    assert made(Climb, json.loads(json.dumps(plain(found)))) == found
     v2 = next(rung for rung in found.rungs if rung.name == "v2")
     assert [k["problem"].split()[0] for k in v2.kernels] == ["row_mean", "row_rstd", "normalise"]
-
-
-def _as_json(found: Climb) -> tuple[object, ...]:
-    """Rungs after a trip through JSON, whose arrays come back as lists."""
-    plain = json.loads(json.dumps([asdict(rung) for rung in found.rungs]))
-    return tuple(
-        replace(r, checked=p["checked"], kernels=p["kernels"]) for r, p in zip(found.rungs, plain, strict=True)
-    )
 
 
 def test_the_search_leaves_out_what_a_rung_calls_unsafe() -> None:
@@ -315,7 +320,7 @@ def test_layernorms_ladder_is_measured_and_each_version_is_faster_than_the_first
 def test_the_page_has_every_rung_that_the_language_has_with_its_times() -> None:
     found: dict[str, Climb] = {}
     for file in sorted((ROOT / "generated" / "evidence").glob("ladder_*.json")):
-        found |= {one["ladder"]: Climb.of(one) for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]}
+        found |= {one.ladder: one for one in read_climbs(file)}
     for ladder in map(load_ladder, NAMES):
         climbed = {rung.name: rung for rung in found[ladder.name].rungs}
         for rung in ladder.rungs:
@@ -330,7 +335,7 @@ def test_files_of_several_climbs_are_joined(capsys: pytest.CaptureFixture[str], 
     words = ["ladder", "--json"]
     for name, rung in (("reduce", "block"), ("llmc", "forward_alone")):
         file = tmp_path / f"{name}.json"
-        file.write_text(json.dumps({"ladders": [climb(load_ladder(name), ground, rungs=[rung]).as_dict()]}))
+        file.write_text(json.dumps({"ladders": [plain(climb(load_ladder(name), ground, rungs=[rung]))]}))
         words += ["--from", str(file)]
     code, out, _ = run(capsys, *words)
     assert code == 0

@@ -14,8 +14,9 @@ from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Times
 from normgen.schedule.schedule import Schedule
-from normgen.studies.sweep_file import Point as SweepPoint
-from normgen.studies.sweep_file import SweepWriter, header_of
+from normgen.studies.sweep_file import Sweep
+from normgen.trials.file import write as write_run
+from normgen.trials.trial import Trial
 
 H200 = TARGETS["h200"].as_dict()
 VERSIONS = {"normgen": "0.1.0", "nvrtc": "13.0"}
@@ -93,14 +94,13 @@ def sweep(path: Path, *, place: Place = DEFAULT_PLACE) -> Path:
     """A finished sweep of the twelve schedules, one of them wrong, one the twin of another."""
     problem = key()
     plain = problem.as_dict()
-    header = header_of(
-        SCHEDULES, default=SCHEDULES[0], problem=plain, place=place, device=H200, versions=VERSIONS,
-        roof_us=9.5, noise_floor=0.004, bytes=50_000_000, seed=0,
-    )  # fmt: skip
-    points = [SweepPoint(schedule=s, outcome=Outcome.OK, us=us_of(s), registers=40) for s in SCHEDULES]
+    points = [Trial(schedule=s, us=us_of(s), registers=40) for s in SCHEDULES]
     points[3] = replace(points[3], outcome=Outcome.WRONG_RESULT, us=None)
     points[1] = replace(points[1], twin=SCHEDULES[0])
-    writer = SweepWriter(path, header)
-    writer.append(points)
-    writer.finish()
+    head = {"device": H200, "versions": VERSIONS, "options": {"seed": 0}, "started": "2026-01-02T03:04:05Z"}
+    made = Sweep(
+        **head, legal=len(SCHEDULES), default=SCHEDULES[0], problem=plain, place=place, roof_us=9.5, noise_floor=0.004,
+        bytes=50_000_000, points=tuple(points),
+    )  # fmt: skip
+    write_run(path, made)
     return path

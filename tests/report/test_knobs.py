@@ -11,6 +11,7 @@ import pytest
 from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.errors import UsageError
+from normgen.files.plain import plain
 from normgen.ladder.climb import Ground, climb
 from normgen.ladder.rungs import load_ladder
 from normgen.records.place import Place
@@ -82,7 +83,7 @@ def test_figures_of_sweeps_are_ratios_of_the_best_prices() -> None:
     file = next((ROOT / "generated" / "sweeps").glob("layernorm_8192x768_*"))
     sweep = read_sweep(file)
     timed = [(p.schedule.store, p.us) for p in sweep.points if p.us]
-    base = sweep.header.chain_us or 0.0
+    base = sweep.chain_us or 0.0
     best = {store: min(us for own, us in timed if own is store) - base for store in {own for own, _ in timed}}
     for store, price in best.items():
         (other,) = (value for name, value in best.items() if name is not store)
@@ -92,7 +93,7 @@ def test_figures_of_sweeps_are_ratios_of_the_best_prices() -> None:
 
 def test_figures_of_ladders_are_of_rungs_that_differ_in_one_knob_and_were_measured(tmp_path: Path) -> None:
     ladder = load_ladder("layernorm")
-    found = climb(ladder, Ground(device=target("h200"), place=Place()), rungs=("v3", "v4")).as_dict()
+    found = plain(climb(ladder, Ground(device=target("h200"), place=Place()), rungs=("v3", "v4")))
     for rung, us in zip(found["rungs"], (20.0, 16.0), strict=True):
         rung["launches"] = [{**launch, "us": us} for launch in rung["launches"]]
     file = tmp_path / "generated" / "evidence" / "ladder_h200.json"

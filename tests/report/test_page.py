@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from normgen.bench.result import from_json
+from normgen.bench.result import Results
 from normgen.files.shipped import shipped
 from normgen.report.evidence import gather
 from normgen.report.page import render
+from normgen.trials.file import read
 from tests.browser import PROBE, Visit, needs_browser, visited
 from tests.report import made
 
@@ -118,7 +119,7 @@ def shipped_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_of_what_ships_has_peers_sweeps_and_no_colour_twice(shipped_page: Path, tmp_path: Path) -> None:
     names = f"{SHIPPED}/evidence/bench_decode_h200.json"
-    entries = from_json(Path(names).read_text(encoding="utf-8")).entries
+    entries = read(Results, Path(names)).entries
     one = min(entries, key=lambda e: e.peers["torch"].our_price_to_this.median)
     seen = visit(
         shipped_page,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.bench.result import from_json
+from normgen.bench.result import Results
 from normgen.cpu import find_compiler
 from normgen.device import Device, target
 from normgen.errors import UsageError
@@ -34,6 +34,7 @@ from normgen.report.readme import (
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE, Knob
 from normgen.spec.reader import load, parse
+from normgen.trials.file import read
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -162,7 +163,7 @@ def test_the_picture_is_derived_and_has_a_dot_for_each_price_of_a_peer() -> None
     text = (ROOT / PICTURE).read_text(encoding="utf-8")
     assert derived(PICTURE, "") == text, "run: python -m normgen.report.readme"
     files = sorted((ROOT / "generated" / "evidence").glob("bench_*.json"))
-    results = [from_json(file.read_text(encoding="utf-8")) for file in files]
+    results = [read(Results, file) for file in files]
     dots = dots_of(results)
     priced = [(e, p) for r in results for e in r.entries for p in e.peers.values() if p.price_us and e.ours.price_us]
     assert len(dots) == len(priced) == text.count("<title>") > 200

@@ -100,7 +100,7 @@ def test_a_record_of_another_text_of_its_spec_counts_for_nothing() -> None:
 def test_without_records_and_with_a_broken_file_it_says_so(tmp_path: Path) -> None:
     assert techniques_part(tmp_path) == "No results are shipped yet.\n"
     write(tmp_path).write_text("[]")
-    with pytest.raises(UsageError, match="evidence is what an ablation wrote"):
+    with pytest.raises(UsageError, match=r"what `normgen bench --ablation \.\.\. --json` wrote"):
         techniques_part(tmp_path)
 
 

@@ -32,7 +32,7 @@ SWEEPS = sorted((Path(__file__).parents[2] / "generated" / "sweeps").glob("*.jso
 def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None:
     sweep = read_sweep(path)
     times = {point.schedule: point.us for point in sweep.points if point.us is not None}
-    default = default_schedule(swept_problem(sweep.header), Device(**dict(sweep.header.device)))
+    default = default_schedule(swept_problem(sweep.problem), Device(**dict(sweep.device)))
     hints = {name: getattr(default, name) for name in ("load", "params")}
     near = [us for s, us in times.items() if replace(s, **hints) == default]
     assert near, "neither the default nor its siblings with other hints are in the sample"

@@ -18,12 +18,12 @@ LINES = lzma.decompress(SWEEP.read_bytes()).decode().splitlines()[:6]
 
 
 def damaged_sweeps() -> list[str]:
-    """Each field of the header, of its problem and device, and each part of a point made of something else."""
+    """Each field of the head, of its problem and device, and each field of a point made of something else."""
     header, point = json.loads(LINES[0]), json.loads(LINES[1])
     heads = [json.dumps({**header, name: "@"}) for name in header]
     for inner in ("problem", "device"):
         heads += [json.dumps({**header, inner: {**header[inner], name: "@"}}) for name in header[inner]]
-    points = [json.dumps([*point[:i], "@", *point[i + 1 :]]) for i in range(len(point))]
+    points = [json.dumps({**point, name: "@"}) for name in (*point, "outcome", "spill_bytes", "twin")]
     whole = [[head, *LINES[1:]] for head in heads] + [[LINES[0], odd, *LINES[2:]] for odd in points]
     return ["\n".join(lines).replace('"@"', value) + "\n" for lines in whole for value in VALUES]
 

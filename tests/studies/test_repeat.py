@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from normgen.cli import main as cli
+from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
 from normgen.measure.isolation import process
 from normgen.pipeline import emit
+from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place, Setting
-from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies import repeat
 from normgen.studies.repeat import SWEPT, Repeat, Tuned, fastest_of, time_together, tune_apart
-from normgen.studies.sweep_file import Point, Sweep, header_of
-from normgen.tuning.compile import Builder
+from normgen.studies.sweep_file import Sweep
+from normgen.trials.contest import Venue
+from normgen.trials.head import opening
+from normgen.trials.trial import Trial
 from tests.suites.fake_worker import COPY_US, FakeBench
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("rmsnorm"), shape="64x512", dtype="bf16")
+VENUE = Venue(facts=H200, index=0, samples=60, seed=0)
 CHOSEN = [Schedule(threads_per_row=t, rows_per_block=2, vector=8, hold="registers", unroll=0) for t in (32, 64)]
 
 
@@ -37,12 +40,11 @@ def swept(*us: float, place: Place = DEFAULT_PLACE) -> Sweep:
         "dtypes": {t.name: t.dtype.name for t in PROBLEM.tensors},
     }  # fmt: skip
     schedules = [Schedule(threads_per_row=32, rows_per_block=2 ** (n + 1)) for n in range(len(us))]
-    header = header_of(
-        schedules, default=schedules[0], problem=key, place=place, device=H200.as_dict(), versions={}, roof_us=1.0,
-        noise_floor=0.01, bytes=1, seed=0,
+    points = tuple(Trial(schedule=s, us=t) for s, t in zip(schedules, us, strict=True))
+    return Sweep(
+        **opening(H200, {}, {}), legal=len(us), default=schedules[0], problem=key, place=place, roof_us=1.0,
+        noise_floor=0.01, bytes=1, points=points,
     )  # fmt: skip
-    points = tuple(Point(schedule=s, outcome=Outcome.OK, us=t) for s, t in zip(schedules, us, strict=True))
-    return Sweep(header=header, points=points)
 
 
 def test_tunes_of_two_seeds_find_the_same_within_the_noise(
@@ -83,16 +85,30 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
     assert not found["best"]["of_sweep"]
 
 
-def test_one_run_times_every_schedule_and_equal_code_once() -> None:
-    bench = FakeBench()
-    with ThreadPoolExecutor(1) as pool:
-        builder = Builder(PROBLEM, emit=emit, submit=lambda m: pool.submit(compile_module, m, 90))
-        us, floor = time_together(bench, builder, [*CHOSEN, CHOSEN[0]], seed=0)
+def test_one_run_times_every_schedule_and_equal_ones_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "BENCH", "tests.suites.fake_worker:FakeBench")
+    us, floor = time_together(PROBLEM, DEFAULT_PLACE, [*CHOSEN, CHOSEN[0]], VENUE)
     assert set(us) == set(CHOSEN)
     for schedule, took in us.items():
-        assert took == pytest.approx(bench.truth[schedule.key], rel=0.02)
+        module = emit(PROBLEM, schedule)
+        bench = FakeBench()
+        bench.load("k", module, compile_module(module, 90))
+        assert took == pytest.approx(bench.truth["k"], rel=0.02)
         assert took > COPY_US
-    assert floor < 0.02
+    assert 0 < floor < 0.02
+
+
+def test_what_cannot_be_timed_with_the_others_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def emitted(problem: Problem, schedule: Schedule) -> Module:
+        if schedule == CHOSEN[1]:
+            raise UsageError("no such kernel")
+        return emit(problem, schedule)
+
+    monkeypatch.setattr(process, "BENCH", "tests.suites.fake_worker:FakeBench")
+    monkeypatch.setattr("normgen.trials.entrant.emit", emitted)
+    with pytest.raises(NothingValidError, match="must compile and be right") as refused:
+        time_together(PROBLEM, DEFAULT_PLACE, CHOSEN, VENUE)
+    assert refused.value.received == "no such kernel"
 
 
 def test_winners_are_compared_with_the_fastest_of_the_sweep_as_timed_in_the_same_run() -> None:

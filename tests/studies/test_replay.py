@@ -15,7 +15,10 @@ from normgen.records.place import Place, Setting
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import EVALUATIONS, Landscape, exact_random, follow, landscape_of, replay, swept_problem
-from normgen.studies.sweep_file import Point, Sweep, SweepWriter, header_of, read_sweep
+from normgen.studies.sweep_file import Sweep, read_sweep
+from normgen.trials.file import write
+from normgen.trials.head import opening
+from normgen.trials.trial import Trial
 from normgen.tuning.search import surrogate
 from normgen.tuning.search.strategies import Random, Surrogate
 from tests.samples import sized
@@ -159,23 +162,20 @@ def test_a_recorded_file_becomes_a_landscape_of_its_problem(tmp_path: Path) -> N
         "op": "rmsnorm", "direction": "forward", "rows": 64, "cols": 8192, "pitch": 8192, "align": 16,
         "dtypes": {t.name: t.dtype.name for t in asked.tensors},
     }  # fmt: skip
-    header = header_of(
-        chosen, default=chosen[1], problem=key, place=Place(setting=Setting.HOT), device=device.as_dict(), versions={},
-        roof_us=1.4, noise_floor=0.01, bytes=asked.compulsory_bytes, seed=0,
-    )  # fmt: skip
-    writer = SweepWriter(tmp_path / "a.jsonl.xz", header)
-    writer.append(
-        [
-            Point(schedule=chosen[0], outcome=Outcome.OK, us=2.0, registers=40),
-            Point(schedule=chosen[1], outcome=Outcome.WRONG_RESULT),
-            Point(schedule=chosen[2], outcome=Outcome.OK, us=2.5, twin=chosen[0]),
-        ]
+    points = (
+        Trial(schedule=chosen[0], us=2.0, registers=40),
+        Trial(schedule=chosen[1], outcome=Outcome.WRONG_RESULT),
+        Trial(schedule=chosen[2], us=2.5, twin=chosen[0]),
     )
-    writer.finish()
-    sweep: Sweep = read_sweep(tmp_path / "a.jsonl.xz")
-    assert sweep.header == header
+    made = Sweep(
+        **opening(device, {}, {"seed": 0}), legal=3, default=chosen[1], problem=key, place=Place(setting=Setting.HOT),
+        roof_us=1.4, noise_floor=0.01, bytes=asked.compulsory_bytes, points=points,
+    )  # fmt: skip
+    write(tmp_path / "a.jsonl.xz", made)
+    sweep = read_sweep(tmp_path / "a.jsonl.xz")
+    assert sweep == made
     assert sweep.points[2].twin == chosen[0]
-    assert swept_problem(sweep.header) == asked
+    assert swept_problem(sweep.problem) == asked
     land = landscape_of(sweep)
     assert land.us == (2.0, None, 2.5)
     assert land.wrong == (False, True, False)

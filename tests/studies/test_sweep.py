@@ -29,9 +29,13 @@ from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.fit import read_measured
-from normgen.studies.sweep import POLICY, REFERENCE, Base, Progress, Sweeper, called_fastest, sample_of, sweep
-from normgen.studies.sweep_file import Header, Sweep, header_of, read_sweep
+from normgen.studies.sweep import POLICY, REFERENCE, Sweeper, called_fastest, sample_of, sweep
+from normgen.studies.sweep_file import Sweep, read_sweep
+from normgen.trials.file import text_of
+from normgen.trials.head import opening
+from normgen.trials.trial import Trial
 from normgen.tuning.compile import Builder
+from normgen.tuning.progress import Silent
 from tests.measure.simulated import problem
 from tests.tuning.test_campaign import BASE_US, COPY_US, SimulatedBench, compile_now, emit
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, truth
@@ -62,17 +66,13 @@ class SweptBench(SimulatedBench):
         return super().check(key, full=full)
 
 
-def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
+def describe(legal: Sequence[Schedule], **changed: Any) -> Callable[..., Sweep]:
     facts = {
         "problem": problem().question.as_dict(),
-        "place": DEFAULT_PLACE, "device": TARGETS["h200"].as_dict(), "bytes": 1,
-        "versions": {"protocol": "1", "default_text": "ab"}, "seed": 0,
+        "place": DEFAULT_PLACE, "bytes": 1, "legal": len(legal), "default": DEFAULT,
+        **opening(TARGETS["h200"], {"protocol": "1", "default_text": "ab"}, {"seed": 0}),
     }  # fmt: skip
-
-    def header(base: Base) -> Header:
-        return header_of(legal, default=DEFAULT, **vars(base), **(facts | changed))
-
-    return header
+    return functools.partial(Sweep, **(facts | changed))
 
 
 def swept(
@@ -84,17 +84,19 @@ def swept(
     first: Sequence[Schedule] = (),
     **changed: Any,
 ) -> Sweep:
-    said: list[Progress] = []
     sweeper = Sweeper(
         bench=bench,
         make_builder=lambda: Builder(problem(), emit=emit_any, submit=compile_now),
         default=DEFAULT,
         seed=3,
-        tell=said.append,
     )
-    found = sweep(sweeper, legal, path=path, limit=limit, seed=3, header=describe(legal, **changed), first=first)
-    assert not said or said[-1].done == said[-1].total
-    return found
+    opened = describe(legal, **changed)
+    return sweep(sweeper, legal, path=path, limit=limit, seed=3, opened=opened, first=first, progress=Silent())
+
+
+def rounded_points(found: Sweep) -> tuple[Trial, ...]:
+    """As a file keeps them."""
+    return tuple(replace(p, us=p.us and float(f"{p.us:.5g}")) for p in found.points)
 
 
 def emit_any(asked: Problem, schedule: Schedule) -> Module:
@@ -124,11 +126,11 @@ def test_the_best_point_is_the_best_there_is_and_was_timed_again(tmp_path: Path)
     found = swept(tmp_path / "a.jsonl.xz", bench)
     assert truth(found.optimum.schedule) <= 1.02 * OPTIMUM
     assert found.optimum.us == pytest.approx(BASE_US + truth(found.optimum.schedule), rel=0.03)
-    assert found.header.chain_us == pytest.approx(BASE_US, rel=0.03)
-    assert found.header.roof_us == pytest.approx(COPY_US, rel=0.05)
+    assert found.chain_us == pytest.approx(BASE_US, rel=0.03)
+    assert found.roof_us == pytest.approx(COPY_US, rel=0.05)
     assert bench.loads[found.optimum.schedule.key] == 2
-    assert found.header.roof_us is not None
-    assert 0 < (found.header.noise_floor or 0) < 0.02
+    assert found.roof_us is not None
+    assert 0 < (found.noise_floor or 0) < 0.02
 
 
 def test_points_with_the_same_code_are_measured_once_and_agree(tmp_path: Path) -> None:
@@ -149,15 +151,17 @@ def test_points_with_the_same_code_are_measured_once_and_agree(tmp_path: Path) -
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.xz"
     good = next(s for s in sample_of(SOME, None, seed=3)[200:] if s.variance == "two_pass" and s.threads_per_row == 64)
-    with pytest.raises(DeviceLostError):
-        swept(path, SweptBench(fatal=good))
+    ended = swept(path, SweptBench(fatal=good))
+    assert (ended.finished, ended.exit_code) == (False, 6)
+    assert ended.note == "device lost: a kernel ended the device's context"
     part = tmp_path / "a.jsonl.xz.part"
-    before = read_sweep(part)
+    before = read_sweep(path)
+    assert not part.exists()
+    assert before.points == rounded_points(ended)
     assert 0 < len(before.points) < len(SOME)
     lost = next(p for p in before.points if p.schedule == good)
     assert (lost.outcome, lost.us) == (Outcome.LAUNCH_ERROR, None)
-    with part.open("ab") as file:
-        file.write(b"[[1,2,3")  # a line that a killed process left
+    part.write_bytes(text_of(before).encode() + b'{"schedule": "vec')  # a line that a killed process left
     bench = SweptBench()
     found = swept(path, bench)
     assert {p.schedule for p in found.points} == {*SOME, DEFAULT}
@@ -173,7 +177,9 @@ def test_a_complete_file_is_not_measured_again_and_a_larger_sample_adds_to_it(tm
     first = swept(path, SweptBench(), limit=100)
     assert len(first.points) == 100
     bench = SweptBench()
-    assert swept(path, bench, limit=100) == first
+    again = swept(path, bench, limit=100)
+    assert again.points == rounded_points(first)
+    assert (again.roof_us, again.started) == (float(f"{first.roof_us:.5g}"), first.started)
     assert not bench.loads
     more = swept(path, SweptBench(), limit=160)
     assert {p.schedule for p in first.points} <= {p.schedule for p in more.points}
@@ -222,14 +228,14 @@ def test_what_is_far_behind_gets_three_samples_and_what_is_near_all(tmp_path: Pa
     "changed",
     [
         {"place": Place(setting=Setting.HOT)},
-        {"device": {"name": "another"}},
+        {"device": TARGETS["h100"].as_dict()},
         {"versions": {"protocol": "1", "default_text": "cd"}},
     ],
 )
 def test_what_cannot_be_compared_is_not_mixed(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "a.jsonl.xz"
     swept(path, SweptBench(), limit=40)
-    with pytest.raises(UsageError, match="another"):
+    with pytest.raises(UsageError, match="of the same question"):
         swept(path, SweptBench(), limit=40, **changed)
 
 
@@ -252,7 +258,7 @@ def test_thousands_of_points_stay_far_below_a_megabyte(tmp_path: Path) -> None:
     swept(tmp_path / "a.jsonl.xz", SweptBench(), legal=LEGAL)
     size = (tmp_path / "a.jsonl.xz").stat().st_size
     assert size < 40 * len(LEGAL)
-    assert json.loads(lzma.decompress((tmp_path / "a.jsonl.xz").read_bytes()).split(b"\n")[0])["schema"] == 1
+    assert json.loads(lzma.decompress((tmp_path / "a.jsonl.xz").read_bytes()).split(b"\n")[0])["schema"] == 3
 
 
 @pytest.mark.parametrize("text", ["", "no json\n", '{"schema": 9}\n', "[1,2]\n"])
@@ -294,18 +300,19 @@ def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
     from normgen.studies.sweep import sweep_on_gpu
 
     asked = problem_for(load("rmsnorm"), shape="64x1024", dtype="bf16")
-    found = sweep_on_gpu(asked, place=Place(setting=Setting.HOT), path=tmp_path / "a.jsonl.xz", limit=40)
+    where = Place(setting=Setting.HOT)
+    found = sweep_on_gpu(asked, place=where, path=tmp_path / "a.jsonl.xz", limit=40, progress=Silent())
     assert len(found.points) == 40
-    assert found.header.default in {p.schedule for p in found.points}
+    assert found.default in {p.schedule for p in found.points}
     assert found.optimum.us is not None
-    assert found.header.roof_us is not None
-    assert found.optimum.us > 0.5 * found.header.roof_us
+    assert found.roof_us is not None
+    assert found.optimum.us > 0.5 * found.roof_us
     assert sum(p.us is not None for p in found.points) > 20
 
 
 @functools.cache
 def damaged(damage: str) -> bytes:
-    header = b'{"knobs": 1}\n'
+    header = b'{"schema": 3}\n'
     whole = lzma.compress(header + b"[0]\n" * 50_000)
     match damage:
         case "torn":
@@ -326,7 +333,5 @@ def test_a_damaged_or_exploding_file_is_refused_in_one_sentence(
 ) -> None:
     file = tmp_path / "sweep.jsonl.xz"
     file.write_bytes(damaged(damage))
-    with pytest.raises(
-        UsageError, match=r"a sweep (is a file of JSON lines|begins with its header)|a fit needs measured"
-    ):
+    with pytest.raises(UsageError, match=r"a results file is what `normgen sweep` wrote|a fit needs measured"):
         reads(file)

@@ -37,6 +37,9 @@ class FakeBench(SimulatedTimer):
         self.verified = replace(VERIFIED, cols=(problem.cols,)) if problem else VERIFIED
         super().__init__({"copy": COPY_US}, noise=0.002, drift=0.0, spikes=0.0, base_us=BASE_US)
 
+    def close(self) -> None:
+        self.truth.clear()
+
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
         kernel = module.kernels[0]
         registers = cubin.resources[kernel.name].registers

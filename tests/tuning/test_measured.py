@@ -24,10 +24,10 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import with_default
 from normgen.spec.reader import load
+from normgen.trials.versions import environment
 from normgen.tuning import measured, tuner
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import open_run
-from normgen.tuning.tuner import environment
 from tests.measure.simulated import SimulatedTimer
 from tests.tuning.storages import opened
 

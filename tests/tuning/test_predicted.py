@@ -25,11 +25,12 @@ from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
+from normgen.trials.versions import environment
 from normgen.tuning import predicted
 from normgen.tuning.candidate import Proposed
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.tuner import environment, tune
+from normgen.tuning.tuner import tune
 from normgen.verify import FAMILY_ROWS
 
 H200 = TARGETS["h200"]

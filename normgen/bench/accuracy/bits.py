@@ -7,9 +7,9 @@ shows that everything behind the statistic has the same bits.
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from normgen import verify
 from normgen.bench.accuracy.kernels import Place
 from normgen.bench.peers import load_peer
-from normgen.bench.result import reason_of
 from normgen.errors import NormgenError, NotOfferedError, UsageError, did_you_mean
-from normgen.files.decoded import parse_json
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
+from normgen.trials.file import write
+from normgen.trials.head import Run, opening, reason_of
+from normgen.trials.run import Progress, run
 from normgen.verify import Inputs
 
 COLS, HEADS = 4096, 32
 VALUES = 10**7
 CALL_VALUES = 1 << 22
 OUTLIER = 50.0  # times as large as the rest of its row
-SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,12 @@ class Pair:
     dtype: str = "bf16"
     asked: Mapping[str, Any] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.spec} beside {self.peer}'s {self.function}"
+
+    key = label
 
 
 _NO_RSTD = {"without": ("rstd",)}
@@ -105,12 +111,12 @@ _UNCALLED = {
 class Differing:
     """Of one output: how many elements have other bits than the library's, of how many; two NaN are the same."""
 
-    elements: int
+    differing: int
     of: int
 
     @property
     def share(self) -> float:
-        return self.elements / self.of if self.of else 0.0
+        return self.differing / self.of if self.of else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,47 +129,21 @@ class Beside:
     outputs: Mapping[str, Differing] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{n} {d.differing} of {d.of} ({d.share:.2g})" for n, d in self.outputs.items()) or self.note
+
 
 @dataclass(frozen=True, kw_only=True)
-class Bits:
-    """A run of all pairs."""
+class Bits(Run):
+    """A run of all pairs, each of which has at least `values` elements of its first output."""
+
+    TRIALS = "found"
+    WRITER = "`normgen study bits`"
 
     where: str
-    versions: Mapping[str, str]
-    seed: int
     values: int
-    found: tuple[Beside, ...]
-
-    def to_json(self) -> str:
-        rows = [
-            {
-                "spec": b.spec,
-                "library": b.library,
-                "function": b.function,
-                "outputs": {name: {"differing": d.elements, "of": d.of} for name, d in b.outputs.items()},
-                "note": b.note,
-            }
-            for b in self.found
-        ]
-        head = {"schema": SCHEMA, "where": self.where, "versions": dict(self.versions), "seed": self.seed}
-        return json.dumps({**head, "values": self.values, "found": rows}, indent=1) + "\n"
-
-
-def from_json(text: str, *, file: str) -> Bits:
-    """Raises UsageError for what is no run of this schema."""
-    try:
-        data = parse_json(text)
-        if data["schema"] != SCHEMA:
-            raise ValueError(data["schema"])
-        found = tuple(
-            Beside(**{**row, "outputs": {n: Differing(elements=d["differing"], of=d["of"]) for n, d in outputs}})
-            for row in data["found"]
-            for outputs in [row["outputs"].items()]
-        )
-        named = {name: data[name] for name in ("where", "versions", "seed", "values")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError("a file of `normgen study bits`", received=f"{file}: {error}") from None
-    return Bits(found=found, **named)
+    found: tuple[Beside, ...] = ()
 
 
 def check_known(specs: Sequence[str]) -> None:
@@ -174,22 +154,29 @@ def check_known(specs: Sequence[str]) -> None:
             raise UsageError("no library's call is written of that spec", received=name, hint=did_you_mean(name, known))
 
 
-def run_pairs(pairs: tuple[Pair, ...], place: Place, *, values: int, seed: int, tell: Callable[[Beside], None]) -> Bits:
+def run_pairs(
+    pairs: tuple[Pair, ...], place: Place, *, values: int, seed: int, progress: Progress, path: Path | None = None
+) -> Bits:
     """Every pair on at least `values` random values of its first output; libraries that are missing are named."""
-    found, versions = [], dict[str, str]()
-    for pair in pairs:
+    versions = dict[str, str]()
+
+    def measure(pair: Pair) -> list[Beside]:
+        found = Beside(spec=pair.spec, library=pair.peer, function=pair.function)
         try:
-            versions |= load_peer(pair.peer).versions()
-            outputs = differing(pair, place, values=values, seed=seed)
-            beside = Beside(spec=pair.spec, library=pair.peer, function=pair.function, outputs=outputs)
+            versions.update(load_peer(pair.peer).versions())
+            return [replace(found, outputs=differing(pair, place, values=values, seed=seed))]
         except Exception as error:  # a library may raise anything
             if isinstance(error, NormgenError) and not isinstance(error, NotOfferedError):
                 raise
-            beside = Beside(spec=pair.spec, library=pair.peer, function=pair.function, note=reason_of(error))
-        found.append(beside)
-        tell(beside)
+            return [replace(found, note=reason_of(error))]
+
     where = "CPU executor" if place.index is None else place.facts.name
-    return Bits(where=where, versions=versions, seed=seed, values=values, found=(*found, *_uncalled()))
+    opened = Bits(**opening(place.facts, {}, {"seed": seed}), where=where, values=values)
+    found = run(opened, pairs, measure, progress=progress, words=lambda beside: beside[0].words, path=path)
+    whole = replace(found, versions=versions, found=(*found.found, *_uncalled()))
+    if path is not None:
+        write(path, whole)
+    return whole
 
 
 def _uncalled() -> Iterator[Beside]:
@@ -216,8 +203,8 @@ def differing(pair: Pair, place: Place, *, values: int, seed: int) -> dict[str, 
         theirs = host.bits(pair.peer, problem_of(pair, rows, in_place=pair.in_place), inputs.arrays, place.index)
         for name, theirs_bits in theirs.items():
             count, size = _other_bits(ours[name], theirs_bits)
-            before = found.get(name, Differing(elements=0, of=0))
-            found[name] = Differing(elements=before.elements + count, of=before.of + size)
+            before = found.get(name, Differing(differing=0, of=0))
+            found[name] = Differing(differing=before.differing + count, of=before.of + size)
         done, number = done + rows * COLS, number + 1
     return found
 

@@ -1,6 +1,6 @@
 """What is measured: one cell is an operation, a direction, a dtype, a family of rows and a number of cols.
 
-A file of results has a head as its first line, then one line a cell (`Measured.as_dict`):
+A file of results has a head as its first line (`trials.head`), then one line a cell:
 
 cell      op, direction, dtype, family, cols, rows
 schedule  of our kernel
@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from normgen.dtypes import DTYPES
 from normgen.errors import UsageError, did_you_mean
@@ -61,6 +60,14 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.op} {self.direction} {self.dtype} {self.family} {self.rows}x{self.cols}"
+
+    @property
+    def label(self) -> str:
+        return str(self)
+
+    @property
+    def key(self) -> str:
+        return f"{self} drawn {self.draws} times"
 
     @property
     def problem(self) -> Problem:
@@ -134,26 +141,14 @@ class Measured:
     tensors: Mapping[str, Compared] = field(hash=False)
     note: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def key(self) -> str:
+        return self.cell.key
 
-
-def measured_from(data: Mapping[str, Any]) -> Measured:
-    """What `Measured.as_dict` says. Raises ValueError for anything else."""
-    try:
-        return Measured(
-            cell=Cell(**data["cell"]),
-            schedule=str(data["schedule"]),
-            tensors={str(name): _compared(found) for name, found in data["tensors"].items()},
-            note=str(data["note"]),
-        )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"no cell of an accuracy table: {error}") from error
-
-
-def _compared(data: Mapping[str, Any]) -> Compared:
-    torch = Error(**data["torch"]) if data["torch"] else None
-    return Compared(**{**data, "ours": Error(**data["ours"]), "torch": torch})
+    @property
+    def marked(self) -> str:
+        """Its tensors that are over their bound or worse than torch's."""
+        return ", ".join(name for name, found in self.tensors.items() if found.is_over or found.is_worse)
 
 
 def problem_of(op: str, direction: str, dtype: str, shape: tuple[int, int]) -> Problem:

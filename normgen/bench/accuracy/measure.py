@@ -14,7 +14,6 @@ from normgen.bench.accuracy.cells import Cell, Compared, Measured
 from normgen.bench.accuracy.errors import Tally
 from normgen.bench.accuracy.kernels import Arrays, Place
 from normgen.bench.peers import require_packages
-from normgen.bench.result import reason_of
 from normgen.dtypes import DType
 from normgen.errors import NormgenError, NotOfferedError
 from normgen.pipeline import emit
@@ -22,6 +21,7 @@ from normgen.problem.problem import Problem
 from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
+from normgen.trials.head import reason_of
 from normgen.verify import Inputs
 from normgen.verify.interpret import Array
 from normgen.verify.rows import of_rows

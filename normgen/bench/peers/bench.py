@@ -13,7 +13,6 @@ import numpy as np
 
 from normgen.bench.expected import Array, Expected
 from normgen.bench.peers import Options, load_peer
-from normgen.bench.result import reason_of
 from normgen.cuda.driver import synchronize
 from normgen.device import Device
 from normgen.errors import DriverError, NormgenError, NotOfferedError
@@ -21,6 +20,7 @@ from normgen.measure.gpu import GpuBench
 from normgen.measure.protocol import Check, DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.records.place import Context
+from normgen.trials.head import reason_of
 
 if TYPE_CHECKING:
     from normgen.bench.peers.device import TorchSide

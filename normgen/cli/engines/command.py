@@ -50,7 +50,7 @@ def vllm(check: bool, model: Path | None, tp: int, rows: str, device: str | None
     asked = parse_rows(rows)
     found = [coverage(call, where, rows=asked) for call in calls_of(read_config(model), tp=tp)]
     if as_json:
-        show(facts | {"device": where.name, "calls": [one.as_dict() for one in found]})
+        show(facts | {"device": where.name, "calls": found})
     else:
         show("\n".join((_about(facts), f"on {where.name}, {tp} to share each layer:", "", _text(found, model, tp))))
 

@@ -27,7 +27,7 @@ def tune_one(as_json: bool, op: str, arguments: dict[str, Any]) -> int:
     """Tune one problem, by the arguments of `tune`; the exit code."""
     with Terminal() as progress:
         result = tune(op, **arguments, progress=progress)
-    show(result.as_dict() if as_json else result_text(result, progress.said))
+    show(result if as_json else result_text(result, progress.said))
     if result.interrupted:
         return INTERRUPTED
     if result.header_path:
@@ -43,7 +43,7 @@ def tune_rows(as_json: bool, op: str, rows: str, arguments: dict[str, Any]) -> i
             progress.note(f"{result.problem.rows} rows: {result.record.schedule}")
 
         result = tune_bands(op, rows=rows, on_band=note, progress=progress, **arguments)
-    show(result.as_dict() if as_json else str(result))
+    show(result if as_json else str(result))
     return INTERRUPTED if result.interrupted else 0
 
 
@@ -54,7 +54,7 @@ def tune_suite(as_json: bool, suite: str | None, options: dict[str, Any]) -> int
     plan = _plan(load_suite(suite) if suite is not None else _of_engine(options), options)
     with SuiteTerminal([label for label, _ in plan.tasks]) as progress:
         result = tune_all(plan, progress)
-    show(result.as_dict() if as_json else suite_text(result))
+    show(result if as_json else suite_text(result))
     if result.interrupted:
         return INTERRUPTED
     return NothingValidError.exit_code if result.failed else 0

@@ -10,7 +10,6 @@ shipped records. Nothing here is predicted.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from normgen.ladder.climb import Climb
+from normgen.ladder.climb import Climb, shipped_climbs
 from normgen.ladder.kernels import knobs_of, problem_of
 from normgen.ladder.rungs import Block, Rung, load_ladder
 from normgen.problem.question import Direction
@@ -28,7 +27,7 @@ from normgen.report.techniques import ablation_lines
 from normgen.schedule.knobs import TABLE
 from normgen.schedule.schedule import Schedule, changed, schedule_from
 from normgen.spec.reader import load
-from normgen.studies.sweep_file import Header, Sweep, read_sweep
+from normgen.studies.sweep_file import Sweep, read_sweep
 from normgen.studies.techniques import changes
 
 Value = tuple[str, Any]  # a knob's name and one of its values
@@ -72,17 +71,17 @@ def evidence(root: Path) -> Evidence:
 def _of_ablations(root: Path) -> Iterator[tuple[Value, Ratio]]:
     for file in sorted((root / "generated" / "evidence").glob("techniques_*.json")):
         for line in ablation_lines(file)[0]:
-            knob = line["technique"].partition("=")[0]
+            knob = line.technique.partition("=")[0]
             knob = "rows_per_block" if knob == "row_barriers" else knob
-            if line["gain"]:
-                value = getattr(changed(Schedule(), line["schedule"]), knob)
-                yield (knob, value), Ratio(ratio=line["gain"]["median"], where=f"{line['label']}, ablation")
+            if line.gain:
+                value = getattr(changed(Schedule(), line.schedule), knob)
+                yield (knob, value), Ratio(ratio=line.gain.median, where=f"{line.label}, ablation")
 
 
 def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
     for file in sorted((root / "generated" / "sweeps").glob("*.xz")):
         sweep = read_sweep(file)
-        where = f"{_swept(sweep.header)}, sweep"
+        where = f"{_swept(sweep)}, sweep"
         for knob in TABLE:
             best = _best_of_values(sweep, knob.name)
             for value, us in best.items():
@@ -93,7 +92,7 @@ def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
 
 def _best_of_values(sweep: Sweep, knob: str) -> dict[Any, float]:
     """Value -> the least price of a measured schedule that has it; alone: the least time."""
-    base = sweep.header.chain_us or 0.0
+    base = sweep.chain_us or 0.0
     best: dict[Any, float] = {}
     for point in sweep.points:
         if point.us is not None:
@@ -102,23 +101,21 @@ def _best_of_values(sweep: Sweep, knob: str) -> dict[Any, float]:
     return best
 
 
-def _swept(header: Header) -> str:
-    key = header.problem
+def _swept(sweep: Sweep) -> str:
+    key = sweep.problem
     dtype = key["dtypes"][load(key["op"]).inputs[0].name]
-    return f"{key['op']} {Direction(key['direction']).short} {key['rows']}x{key['cols']} {dtype} {header.place}"
+    return f"{key['op']} {Direction(key['direction']).short} {key['rows']}x{key['cols']} {dtype} {sweep.place}"
 
 
 def _of_ladders(root: Path) -> Iterator[tuple[Value, Ratio]]:
     """Launches of rungs of one problem that differ in one knob."""
-    for file in sorted((root / "generated" / "evidence").glob("ladder_*.json")):
-        climbs = [Climb.of(one) for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
-        for climb in (one for one in climbs if one.measured):
-            timed = list(_timed(climb))
-            for (problem, mine, us), (other_problem, other, other_us) in permutations(timed, 2):
-                differ = changes(mine, other)
-                if problem == other_problem and len(differ) == 1:
-                    value = (differ[0], getattr(mine, differ[0]))
-                    yield value, Ratio(ratio=other_us / us, where=f"{problem} {climb.place}, ladder")
+    for climb in (one for one in shipped_climbs(root) if one.measured):
+        timed = list(_timed(climb))
+        for (problem, mine, us), (other_problem, other, other_us) in permutations(timed, 2):
+            differ = changes(mine, other)
+            if problem == other_problem and len(differ) == 1:
+                value = (differ[0], getattr(mine, differ[0]))
+                yield value, Ratio(ratio=other_us / us, where=f"{problem} {climb.place}, ladder")
 
 
 def _timed(climb: Climb) -> Iterator[tuple[str, Schedule, float]]:

@@ -6,77 +6,52 @@ kernels of one row are shorter than the calls, so that the queue never fills.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from normgen.bench.rounds import Rounds, against, interleaved
+from normgen.cuda.driver import device_facts
 from normgen.errors import NoDeviceError
 from normgen.python.handle import kernel
 from normgen.python.repeat import IS_BUILT
-from normgen.records.statistics import Ratio, median, paired_ratio
-from normgen.text import figure, table
 from normgen.torch.functional import function
+from normgen.trials.head import opening
 
 CALLS = 200  # of a batch
 BASE = "torch.add(out=)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostTimes:
-    """Host µs a call by contender, round by round."""
-
-    rows: int
-    cols: int
-    dtype: str
-    launcher: bool
-    series: Mapping[str, tuple[float, ...]] = field(hash=False)
-
-    def ratio_to(self, name: str, base: str) -> Ratio:
-        return paired_ratio(self.series[name], self.series[base])
-
-    def as_dict(self) -> dict[str, Any]:
-        """The object `normgen bench --host --json -` prints."""
-        return {
-            **{name: getattr(self, name) for name in ("rows", "cols", "dtype", "launcher")},
-            "median_us": {name: median(times) for name, times in self.series.items()},
-            "rounds_us": {name: list(times) for name, times in self.series.items()},
-        }
-
-    def __str__(self) -> str:
-        lines = [
-            [name, figure(median(times)), f"{r.median:.2f}", f"{r.low:.2f} .. {r.high:.2f}"]
-            for name, times in self.series.items()
-            for r in (self.ratio_to(name, BASE),)
-        ]
-        how = "native launcher" if self.launcher else "no launcher: calls are checked in Python"
-        head = f"host time of a call, {self.rows}x{self.cols} {self.dtype}, {how}"
-        return "\n".join([head, "", table(["call", "µs", f"of {BASE}", "95 %"], lines)])
-
-
 def host_times(
     *, rows: int = 1, cols: int = 1024, dtype: str = "bfloat16", rounds: int = 60, device: int = 0
-) -> HostTimes:
-    """Time them. Raises NoDeviceError where torch sees no GPU."""
+) -> Rounds:
+    """Host µs a call of each contender. Raises NoDeviceError where torch sees no GPU."""
     if not torch.cuda.is_available():
         raise NoDeviceError("torch sees a GPU", received="none")
-    contenders = _contenders(rows, cols, getattr(torch, dtype), device)
-    series: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 3):
-        for name, call in contenders.items():
-            torch.cuda.synchronize(device)
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            spent = (time.perf_counter() - start) / CALLS * 1e6
-            if number >= 3:  # the first rounds compile, load and learn
-                series[name].append(spent)
-    torch.cuda.synchronize(device)
-    times = {name: tuple(found) for name, found in series.items()}
-    return HostTimes(rows=rows, cols=cols, dtype=dtype, launcher=IS_BUILT, series=times)
+    batches = {name: partial(_batch, c) for name, c in _contenders(rows, cols, getattr(torch, dtype), device).items()}
+    wait = partial(torch.cuda.synchronize, device)
+    found = interleaved(batches, rounds, scale=1e6 / CALLS, wait=wait, is_whole=False)
+    wait()
+    how = "native launcher" if IS_BUILT else "no launcher: calls are checked in Python"
+    asked = {"rows": rows, "cols": cols, "dtype": dtype, "launcher": IS_BUILT, "rounds": rounds}
+    return Rounds(
+        **opening(device_facts(device), {"torch": torch.__version__}, asked),
+        finished=True,
+        note="",
+        name="host",
+        about=f"host time of a call, {rows}x{cols} {dtype}, {how}",
+        unit="µs",
+        base=BASE,
+        contenders=tuple(against(found, BASE)),
+    )
+
+
+def _batch(call: Callable[[], Any]) -> None:
+    for _ in range(CALLS):
+        call()
 
 
 def _contenders(rows: int, cols: int, kind: Any, device: int) -> dict[str, Callable[[], Any]]:

@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("transformers is not installed", allow_module_level=True)
 
+from normgen.bench import model_times  # noqa: E402
+from normgen.bench.model_times import AGAIN, AS_IT_IS, IDEAL, OURS, ModelTimes, Task  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
-from normgen.torch import model_times  # noqa: E402
-from normgen.torch.model_times import AGAIN, AS_IT_IS, IDEAL, OURS, Task  # noqa: E402
+from normgen.trials.file import of_text, text_of  # noqa: E402
 
 TINY = {
     "llama": Task(
@@ -45,14 +46,17 @@ NORMS = {"llama": 5, "gpt2": 5}
 def test_steps_of_a_model_are_timed_and_compared_with_float64(name: str) -> None:
     found = model_times.timed(name, TINY[name], torch.device("cpu"), rounds=6, compiled=False)
     assert str(found.sites[0]).startswith(f"{NORMS[name]} x replaced")
-    assert list(found.ms) == ["train", "decode"]
-    assert all({AS_IT_IS, OURS, IDEAL, AGAIN} <= set(times) for times in found.ms.values())
-    assert all(len(samples) == 6 for times in found.ms.values() for samples in times.values())
+    steps = {step: {c.name: c for c in found.contenders if c.step == step} for step in ("train", "decode")}
+    assert sum(map(len, steps.values())) == len(found.contenders)
+    assert all({AS_IT_IS, OURS, IDEAL, AGAIN} <= set(times) for times in steps.values())
+    assert all(len(contender.samples) == 6 for contender in found.contenders)
     loss, gradients = found.errors[OURS]
     assert 0 < gradients <= 1.5 * found.errors[AS_IT_IS][1], "as near to float64 as the model itself"
     assert loss <= 2**-7, "within bf16 of the loss in float64"
     told = json.loads(json.dumps(found.as_dict()))
-    assert told["steps"]["train"][AS_IT_IS]["of_torch"] == [1, 1, 1]
+    base = next(one for one in told["contenders"] if (one["step"], one["name"]) == ("train", AS_IT_IS))
+    assert base["of_base"] == {"median": 1, "low": 1, "high": 1}
+    assert of_text(ModelTimes, text_of(found).encode()) == found
     assert f"{name}:" in str(found)
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from normgen.bench.result import one_line, reason_of
 from normgen.codegen.module import Module
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
@@ -23,6 +22,7 @@ from normgen.problem.problem import Problem
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
+from normgen.trials.head import one_line, reason_of
 
 CHECKED_ELEMENTS = 1 << 21  # of the adversarial check; what is timed is checked on its own inputs besides
 ROOF_SAMPLES = 12  # of each roof, to choose the best of each family
@@ -53,9 +53,9 @@ class Draft:
         self.failed = f"wrong result: {said}" if fault.outcome is Outcome.WRONG_RESULT else said
 
 
-def raced(judge: Judge, timed: Sequence[Draft], *, samples: int, seed: int) -> Series:
+def raced(judge: Judge, timed: Sequence[Draft], twins: Sequence[str] = (), *, samples: int, seed: int) -> Series:
     """Samples of the drafts that do not fault, the roofs and the chain; the others say why they have none."""
-    series, faults = judge.race([draft.key for draft in timed], samples=samples, seed=seed)
+    series, faults = judge.race([*(draft.key for draft in timed), *twins], samples=samples, seed=seed)
     for draft in timed:
         if draft.key in faults:
             draft.fail(faults[draft.key])

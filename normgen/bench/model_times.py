@@ -11,28 +11,30 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
 
+from normgen.bench.rounds import Contender, Rounds, against, interleaved
+from normgen.cuda.driver import device_facts
 from normgen.errors import NoDeviceError, UsageError, did_you_mean
-from normgen.records.statistics import Ratio, median, paired_ratio, price_ratio
-from normgen.text import figure, table
+from normgen.records.statistics import Ratio, price_ratio
+from normgen.text import table
 from normgen.torch.choosing import sites
 from normgen.torch.replacing.patching import replace, restore
 from normgen.torch.replacing.probing import Norm
+from normgen.trials.head import opening
 
 Module = Any
 Tensor = Any
 Forwards = Mapping[str, Callable[[Tensor], Tensor] | None]  # by the name of a module; None: its class's
 
 AS_IT_IS, AGAIN, OURS, OPAQUE, LIGER, IDEAL = "torch", "torch again", "ours", "ours, opaque", "liger", "copies"
-WARM_UP = 3  # rounds: the first ones compile and load
 DECODE_STEPS = 8  # of one sample: tokens one after the other
 
 
@@ -70,71 +72,31 @@ TASKS: dict[str, Task] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelTimes:
-    """Times of one model's steps.
+class ModelTimes(Rounds):
+    """Times of one model's steps: "train", "decode", "train, compiled".
 
     sites     what the norms compute, and how many of them there are
-    ms        step ("train", "decode", "train, compiled") -> contender -> its samples, round by round
-    errors    contender -> [the loss's relative distance, and that of all gradients, from the float64 model's]
-    failed    contender or step -> why it is not there
+    errors    contender -> the loss's relative distance, and that of all gradients, from the float64 model's
     """
 
-    name: str
-    versions: Mapping[str, str]
-    sites: Sequence[str]
-    ms: Mapping[str, Mapping[str, Sequence[float]]] = field(hash=False)
-    errors: Mapping[str, tuple[float, float]] = field(hash=False)
-    failed: Mapping[str, str] = field(hash=False)
-
-    def ratio(self, step: str, contender: str) -> Ratio:
-        """Its time over the model's as it is."""
-        return paired_ratio(self.ms[step][contender], self.ms[step][AS_IT_IS])
-
-    def share(self, step: str, contender: str) -> Ratio | None:
-        """Of what an ideal norm would save, what this one saves; None where a copy saves nothing that can be told."""
-        times = self.ms[step]
-        if IDEAL not in times:
-            return None
-        return price_ratio(times[AS_IT_IS], times[AGAIN], a_base=times[contender], b_base=times[IDEAL])
-
-    def as_dict(self) -> dict[str, Any]:
-        """The object `normgen bench --model NAME --json -` prints."""
-        summary = {
-            step: {
-                name: {
-                    "median_ms": median(samples),
-                    "of_torch": _ends(self.ratio(step, name)),
-                    "share_of_ideal": _ends(self.share(step, name)),
-                }
-                for name, samples in times.items()
-            }
-            for step, times in self.ms.items()
-        }
-        return {
-            "model": self.name,
-            "versions": dict(self.versions),
-            "sites": list(self.sites),
-            "steps": summary,
-            "errors": {name: dict(zip(("loss", "gradients"), e, strict=True)) for name, e in self.errors.items()},
-            "failed": dict(self.failed),
-            "samples_ms": {step: {n: list(s) for n, s in times.items()} for step, times in self.ms.items()},
-        }
+    sites: tuple[str, ...] = ()
+    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        lines = []
-        for step, times in self.ms.items():
-            for name, samples in times.items():
-                share = self.share(step, name) if name not in (AS_IT_IS, AGAIN) else None
-                lines.append([step, name, figure(median(samples)), _between(self.ratio(step, name)), _between(share)])
-        parts = [
-            f"{self.name}: {'; '.join(self.sites)}",
-            table(["step", "norms", "ms", "of torch", "share of what copies save"], lines),
-        ]
-        if self.errors:
-            found = [[name, f"{loss:.2e}", f"{gradients:.2e}"] for name, (loss, gradients) in self.errors.items()]
-            parts.append(table(["norms", "loss, from float64", "gradients, from float64"], found))
-        parts += [f"{what}: {why}" for what, why in self.failed.items()]
-        return "\n\n".join(parts)
+        found = [[name, f"{loss:.2e}", f"{gradients:.2e}"] for name, (loss, gradients) in self.errors.items()]
+        errors = table(["norms", "loss, from float64", "gradients, from float64"], found)
+        return super().__str__() + (f"\n\n{errors}" if found else "")
+
+
+def _shared(times: Mapping[str, tuple[float, ...]], step: str) -> list[Contender]:
+    """The contenders of a step; of what an ideal norm would save, what each saves, where a copy saves anything."""
+
+    def share(name: str) -> Ratio | None:
+        if IDEAL not in times or name in (AS_IT_IS, AGAIN):
+            return None
+        return price_ratio(times[AS_IT_IS], times[AGAIN], a_base=times[name], b_base=times[IDEAL])
+
+    return [replace_fields(one, share=share(one.name)) for one in against(times, AS_IT_IS, step=step)]
 
 
 def model_times(name: str, *, rounds: int = 20, device: int = 0, compiled: bool = False) -> ModelTimes:
@@ -165,16 +127,30 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
         return _train(model, tokens)
 
     steps: dict[str, Callable[[], Any]] = {"train": training, "decode": _Decoding(model, prompt)}
-    ms = {}
+    found: list[Contender] = []
     for step, run in steps.items():
         run()  # where nothing is replaced: what a step allocates is there from now on
-        ms[step] = _interleaved(contenders, functools.partial(_under, model, run), device, rounds)
+        found += _interleaved(contenders, functools.partial(_under, model, run), device, rounds, step)
     errors = _errors(model, contenders, tokens[:1], failed)
     listed = str(report).splitlines()
     if compiled:
-        ms["train, compiled"], ran = _compiled(model, tokens, device, rounds)
+        times, ran = _compiled(model, tokens, device, rounds)
+        found += times
         listed += [f"compiled: {line}" for line in ran]
-    return ModelTimes(name=name, versions=versions, sites=listed, ms=ms, errors=errors, failed=failed)
+    facts = device_facts(device.index) if device.type == "cuda" else None
+    return ModelTimes(
+        **opening(facts, versions, {"rounds": rounds}),
+        finished=True,
+        note="",
+        name=name,
+        about=f"{name}: {'; '.join(listed)}",
+        unit="ms",
+        base=AS_IT_IS,
+        failed=failed,
+        contenders=tuple(found),
+        sites=tuple(listed),
+        errors=errors,
+    )
 
 
 def _model(task: Task, device: Any) -> tuple[Module, dict[str, str]]:
@@ -274,29 +250,15 @@ class _Decoding:
 
 
 def _interleaved(
-    contenders: Mapping[str, Any], run: Callable[[Any], Any], device: Any, rounds: int
-) -> dict[str, list[float]]:
-    """ms of each contender by round; the one that begins changes from round to round."""
-    names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + WARM_UP):
-        first = number % len(names)
-        for name in (*names[first:], *names[:first]):
-            _wait(device)
-            start = time.perf_counter()
-            run(contenders[name])
-            _wait(device)
-            if number >= WARM_UP:
-                found[name].append((time.perf_counter() - start) * 1e3)
-    return found
+    contenders: Mapping[str, Any], run: Callable[[Any], Any], device: Any, rounds: int, step: str
+) -> list[Contender]:
+    """ms of each contender by round, from one synchronisation to the next."""
+    wait = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    calls = {name: functools.partial(run, contender) for name, contender in contenders.items()}
+    return _shared(interleaved(calls, rounds, scale=1e3, wait=wait, is_whole=True), step)
 
 
-def _wait(device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> tuple[dict[str, list[float]], list[str]]:
+def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> tuple[list[Contender], list[str]]:
     """(The training step under torch.compile, what ran at the sites of ours).
 
     One copy of the model for each, since a compiler keeps what it saw.
@@ -313,7 +275,7 @@ def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> tuple[
             _train(made[name], tokens)
             what = Counter((site.function, site.kernel) for site in sites())
             ran = [f"{n} x {of}: {'kernel' if kernel else 'formulas'}" for (of, kernel), n in what.items()]
-    return _interleaved(made, lambda other: _train(other, tokens), device, rounds), ran
+    return _interleaved(made, lambda other: _train(other, tokens), device, rounds, "train, compiled"), ran
 
 
 def _errors(
@@ -340,11 +302,3 @@ def _errors(
         off = sum(float((p.grad.double() - truth[n]).square().sum()) for n, p in model.named_parameters() if n in truth)
         found[name] = float(((loss - want) / want).abs()), (off / size) ** 0.5
     return found
-
-
-def _ends(ratio: Ratio | None) -> list[float] | None:
-    return None if ratio is None else [ratio.median, ratio.low, ratio.high]
-
-
-def _between(ratio: Ratio | None) -> str:
-    return "" if ratio is None else f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

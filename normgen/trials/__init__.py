@@ -1,0 +1,1 @@
+"""Many measurements as one run: cases, the loop over them, the file that keeps what was found."""
