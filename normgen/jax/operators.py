@@ -195,8 +195,10 @@ class Operator(OperatorOf):
                 dtypes=self._calls.dtypes(arrays),
                 out=out,
             )
-            known = dict(zip((t.name for t in reads), arrays, strict=True))
-            known |= dict(zip(self._writes.saving, results, strict=True))
+            needed, known = self._calls.kept(self._writes, form), (*arrays, *results)
+            if lacking := [reads[i].name for i in places if wanted[i] and needed.returned[i] is None]:
+                rule = f"'{self.spec.name}' has no gradient by {', '.join(lacking)}"
+                raise UsageError(rule, received="a derivative by it", hint=self._calls.without_gradient)
             kept = _Kept(
                 form=form,
                 places=places,
@@ -204,8 +206,7 @@ class Operator(OperatorOf):
                 varies=tuple(frozenset() if array is None else axes_of(array) for array in arrays),
             )
             first = jax.ShapeDtypeStruct(arrays[self._elems[0]].shape, arrays[self._elems[0]].dtype)
-            saved = {name: known[name] for name in self._calls.saved(form)}
-            self._require_gradients(form)
+            saved = tuple(known[place] for place in needed.places)
             lengths = self._calls.lengths(arrays) if self.spec.has_inner else None
             return picked(results, self._of_saving), (kept, saved, _Like(first, lengths))
 
@@ -230,13 +231,6 @@ class Operator(OperatorOf):
     def _form(self, written: tuple[str, ...], arrays: Arrays, out: str) -> Form:
         return Form(direction=Direction.FORWARD, written=written, dtypes=self._calls.dtypes(arrays), out=out)
 
-    def _require_gradients(self, form: Form) -> None:
-        """Raise UsageError where a wanted gradient is none of the spec's."""
-        there = {name for use in self._calls.problem(form).writes for name in (use.of, *use.also)}
-        if lacking := [name for name in form.gradients if name not in there]:
-            rule = f"'{self.spec.name}' has no gradient by {', '.join(lacking)}"
-            raise UsageError(rule, received="a derivative by it", hint=self._calls.without_gradient)
-
     def _ordered(self, form: Form, found: Arrays) -> Arrays:
         """In the order of the form's names."""
         named = {use.name: array for use, array in zip(self._calls.problem(form).writes, found, strict=True)}
@@ -245,32 +239,27 @@ class Operator(OperatorOf):
     def _gradients(
         self,
         kept: _Kept,
-        saved: Mapping[str, Array],
+        saved: Arrays,
         like: _Like,
         cotangents: Sequence[Any],
         scalars: Scalars,
         lies: int | None,
     ) -> tuple[Any, ...]:
         """The gradient of every array that was there, None of one that nobody asked for."""
-        uses = self._calls.problem(kept.form)
-        given = dict(saved)
-        for place, cotangent in zip(self._of_saving, cotangents, strict=True):
-            if place < len(self._writes.outputs) and not isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
-                given[f"d{self._writes.outputs[place]}"] = cotangent
-        for use in uses.reads:
+        needed = self._calls.kept(self._writes, kept.form)
+        by_place = dict(zip(self._of_saving, cotangents, strict=True))
+        known = (*(by_place.get(place) for place in range(len(self._writes.outputs))), *saved)
+        given = {}
+        for use, i in zip(needed.uses.reads, needed.reads, strict=True):
+            given[use.name] = known[i]
             if use.of:
-                zeros = given.get(use.name)
-                given[use.name] = _zeros(use, like) if zeros is None else zeros.astype(_dtype(use, like.first))
-        found: dict[str, Array] = {}
-        for use, gradient in zip(uses.writes, self._calls.run(kept.form, given, scalars, lies), strict=True):
-            for name in (use.of, *use.also):
-                found[name] = gradient
-        names = [self._calls.reads[place].name for place in kept.places]
+                is_zero = known[i] is None or isinstance(known[i], jax.custom_derivatives.SymbolicZero)
+                given[use.name] = _zeros(use, like) if is_zero else known[i].astype(_dtype(use, like.first))
+        stored = self._calls.run(kept.form, given, scalars, lies)
+        found: list[Any] = [None if i is None else stored[i] for i in needed.returned]
         return tuple(
-            _summed(found[name].reshape(kept.shapes[place]), kept.varies[place])
-            if name in kept.form.gradients
-            else None
-            for name, place in zip(names, kept.places, strict=True)
+            None if found[place] is None else _summed(found[place].reshape(kept.shapes[place]), kept.varies[place])
+            for place in kept.places
         )
 
 

@@ -151,6 +151,29 @@ def _are_first(batches: Any, rows: Sequence[Any]) -> bool:
     return any(batches == count for count in itertools.accumulate(rows, operator.mul, initial=1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a call keeps for its backward pass, and where that pass finds what it takes and returns.
+
+    uses            of the backward pass
+    saved           names of what is saved
+    places          of what is saved, among the call's tensors and then its results
+    statistics      likewise, of the results that have no gradient
+    reads           what the pass reads, in the order of its problem: places among cotangents and then what is saved
+    returned        for each tensor of the call: which stored gradient is its own, None of one that is not asked for
+    shaped          places of the tensors that a call may give in another shape than their gradient is stored in: [1] of
+                    one number, [batches, 1, cols]
+    """
+
+    uses: Uses
+    saved: tuple[str, ...]
+    places: Sequence[int]
+    statistics: Sequence[int]
+    reads: Sequence[int]
+    returned: Sequence[int | None]
+    shaped: Sequence[int]
+
+
 class Forms:
     """The calls of one spec, as far as no framework is asked.
 
@@ -184,16 +207,34 @@ class Forms:
             for name, value in zip(names, values, strict=True)
         )
 
-    def saved(self, form: Form) -> tuple[str, ...]:
-        """What the backward pass of this form reads beside the gradients of the outputs.
+    def kept(self, writes: Writes, form: Form) -> Kept:
+        """What a call keeps for a backward pass of this form.
 
         Raises UsageError where the spec has no gradient by one of the tensors.
         """
         try:
-            return tuple(use.name for use in self.problem(form).reads if not use.of)
+            uses = self.problem(form)
         except NormgenError as error:
             rule = f"'{self.spec.name}' has no gradient by {', '.join(form.gradients)}: {error.rule}"
             raise UsageError(rule, received=error.received, hint=self.without_gradient) from error
+        takes = tuple(t.name for t in self.reads)
+        names = tuple(use.name for use in uses.reads if not use.of)
+        known, there = (*takes, *writes.saving), (*(f"d{output}" for output in writes.outputs), *names)
+        stored = {name: i for i, use in enumerate(uses.writes) for name in (use.of, *use.also)}
+        asked = [name if name in form.gradients else "" for name in takes]
+        return Kept(
+            uses=uses,
+            saved=names,
+            places=[known.index(name) for name in names],
+            statistics=[known.index(name) for name in writes.saving if name not in writes.outputs],
+            reads=[there.index(use.name) for use in uses.reads],
+            returned=[stored.get(name) for name in asked],
+            shaped=[
+                place
+                for place, (tensor, name) in enumerate(zip(self.reads, asked, strict=True))
+                if (tensor.kind is Kind.SCALAR or tensor.kind.by_batch) and name in stored
+            ],
+        )
 
     without_gradient = "do not differentiate by them"  # how a framework says so
 

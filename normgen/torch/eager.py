@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from normgen.operators.forms import is_of_rows
+from normgen.operators.forms import Kept, is_of_rows
 from normgen.torch.calls import Ready, Value, Values, apart_of, as_wide
-from normgen.torch.library import Kept, Operators, no_second
+from normgen.torch.library import Operators, no_second
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly these: a subclass may view something else
 

@@ -15,10 +15,10 @@ import torch
 from torch._decomp import register_decomposition
 
 from normgen.errors import UsageError
-from normgen.operators.forms import Form, Uses, is_of_rows, writes_of
+from normgen.operators.forms import Form, Kept, Uses, is_of_rows, writes_of
 from normgen.operators.schema import forward_schema, operator_name
 from normgen.problem.question import Direction
-from normgen.spec.spec import Kind, Spec
+from normgen.spec.spec import Spec
 from normgen.torch import sharding
 from normgen.torch.calls import Calls, Ready, Values, dtypes_of, name_of
 from normgen.torch.choosing import least_elements
@@ -26,29 +26,6 @@ from normgen.torch.inductor import lower
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What a call keeps for its backward pass, and where that pass finds what it takes and returns.
-
-    uses            of the backward pass
-    saved           names of what is saved
-    places          of what is saved, among the call's tensors and then its results
-    statistics      likewise, of the results that have no gradient
-    reads           what the pass reads, in the order of its problem: places among cotangents and then what is saved
-    returned        for each tensor of the call: which stored gradient is its own, None of one that is not asked for
-    shaped          places of the tensors that a call may give in another shape than their gradient is stored in: [1] of
-                    one number, [batches, 1, cols]
-    """
-
-    uses: Uses
-    saved: tuple[str, ...]
-    places: Sequence[int]
-    statistics: Sequence[int]
-    reads: Sequence[int]
-    returned: Sequence[int | None]
-    shaped: Sequence[int]
 
 
 @dataclass(kw_only=True)
@@ -120,7 +97,8 @@ class Operators:
         spec = calls.spec
         self.calls, self.base = calls, base
         self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
-        self.outputs, self.plainly, self.written, self.saved = writes_of(spec, returns)
+        self._writes = writes_of(spec, returns)
+        self.outputs, self.plainly, self.written, self.saved = self._writes
         self._takes = tuple(t.name for t in calls.reads)
         self._kinds = {t.name: t.kind.is_elem for t in spec.tensors}
         self.backward_takes = (*(f"d{output}" for output in self.outputs), *self._takes, *self.saved)
@@ -206,25 +184,7 @@ class Operators:
             dtypes=self.calls.forward(self.plainly, dtypes, dtype).form.dtypes,
             out=name_of(dtype),
         )
-        known = (*self._takes, *self.written)
-        names = self.calls.saved(form)
-        there = (*(f"d{output}" for output in self.outputs), *names)
-        uses = self.calls.problem(form)
-        stored = {name: i for i, use in enumerate(uses.writes) for name in (use.of, *use.also)}
-        asked = [name if name in form.gradients else "" for name in self._takes]
-        return Kept(
-            uses=uses,
-            saved=names,
-            places=[known.index(name) for name in names],
-            statistics=[known.index(name) for name in self.written if name not in self.outputs],
-            reads=[there.index(use.name) for use in uses.reads],
-            returned=[stored.get(name) for name in asked],
-            shaped=[
-                place
-                for place, (tensor, name) in enumerate(zip(self.calls.reads, asked, strict=True))
-                if (tensor.kind is Kind.SCALAR or tensor.kind.by_batch) and name in stored
-            ],
-        )
+        return self.calls.kept(self._writes, form)
 
     def transformed(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
         """As `saving`, under transforms of torch.func."""
