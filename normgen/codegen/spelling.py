@@ -63,10 +63,12 @@ def unmarked(text: str) -> str:
 
 
 def _replaced(text: str, spelled: Callable[[str], str]) -> str:
-    """The text with something in the place of each mark."""
+    """The text with something in the place of each mark; one that is cut off stays."""
     first, *parts = text.split(_OPEN)
     halves = (part.partition(_CLOSE) for part in parts)
-    return first + "".join(f"{spelled(name)}{behind}" for name, _, behind in halves)
+    return first + "".join(
+        f"{spelled(name)}{behind}" if closed else f"{_OPEN}{name}" for name, closed, behind in halves
+    )
 
 
 def words(text: str) -> Iterator[tuple[str, bool]]:

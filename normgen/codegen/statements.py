@@ -254,8 +254,18 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
             yield f"{indent}}}{statement.tail if isinstance(statement, For) else ''}"
         case Struct():
             yield from broken(f"{indent}struct {statement.name} {{  // {statement.comment}", "// ")
-            yield from _lines(statement.body, indent + "  ")
+            for member in statement.body:
+                yield from _member_lines(member, indent)
             yield f"{indent}}};"
+
+
+def _member_lines(member: Statement, indent: str) -> Iterator[str]:
+    """Those of a function's body are broken two columns early, its head and the names of components never."""
+    assert isinstance(member, Do | For)
+    yield f"{indent}  {member.text if isinstance(member, Do) else f'{member.head} {{'}"
+    if isinstance(member, For):
+        yield from (line[2:] for line in _lines(member.body, indent + " " * 6))
+        yield f"{indent}  }}"
 
 
 def _with_comment(indent: str, text: str, comment: str) -> list[str]:

@@ -39,7 +39,7 @@ from normgen.program.functions import (
     roll,
     where,
 )
-from normgen.program.ir import COLS, SIZES, Guard, Load, Map, Reduce, RowProgram, Statement, value_kinds
+from normgen.program.ir import COLS, SIZES, Guard, Load, Map, Reduce, RowProgram, Statement, is_row_reduce, value_kinds
 from normgen.program.monoid import LOWEST, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.approximate import exp_approximate
@@ -273,13 +273,24 @@ class Order:
 
 @lru_cache(maxsize=256)  # thousands of schedules share a few programs
 def frozen(program: RowProgram) -> RowProgram:
-    """The program with trees for expressions: elements come first in sums and products, parameters of columns last."""
+    """The program with trees for expressions: elements come first in sums and products, parameters of columns last.
+
+    What a reduction of rows reduces is only said of it in a comment, where they come as they are defined: a kernel
+    computes it within the recipes.
+    """
     kinds = value_kinds(program)
     elems = [name for name, kind in kinds.items() if kind.is_elem]
     columns = [name for name, kind in kinds.items() if kind.by_col and not kind.by_row]
     others = [name for name in kinds if name not in {*elems, *columns}]
     order = Order([LOWEST.name, *elems, *others, COLS.name, *columns])
-    return replace(program, statements=tuple(map(order.statement, program.statements)))
+    said = Order([*elems, *kinds, *map(str, SIZES)])
+
+    def each(statement: Statement) -> Statement:
+        if isinstance(statement, Reduce) and is_row_reduce(statement):
+            return replace(order.reduce(statement), args=tuple(map(said.tree, statement.args)))
+        return order.statement(statement)
+
+    return replace(program, statements=tuple(map(each, program.statements)))
 
 
 def _fraction(number: sp.Expr) -> Fraction:
