@@ -169,7 +169,6 @@ class Columns(StrEnum):
     """How column reductions (dweight, dbias) are summed over blocks."""
 
     PARTIALS_TWO_KERNELS = "partials_two_kernels"
-    CLUSTER_PARTIALS = "cluster_partials"
     PARTIALS_LAST_TILE = "partials_last_tile"
     REGISTER_ATOMIC = "register_atomic"
     SHARED_ATOMIC = "shared_atomic"
@@ -178,12 +177,12 @@ class Columns(StrEnum):
     @property
     def is_deterministic(self) -> bool:
         """Whether sums have the same bits in every run: each in a fixed order, no atomics on sums."""
-        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.CLUSTER_PARTIALS, Columns.PARTIALS_LAST_TILE)
+        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.PARTIALS_LAST_TILE)
 
     @property
     def has_two_kernels(self) -> bool:
         """Whether a second kernel adds rows of partial sums."""
-        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.CLUSTER_PARTIALS)
+        return self is Columns.PARTIALS_TWO_KERNELS
 
 
 class DependentLaunch(StrEnum):
@@ -246,6 +245,7 @@ class Knob:
     words      what a value is good for: value -> description; of a knob of numbers, one description under ""
     least_arch the first sm_NN that has a value, where not every arch has it
     elsewhere  what CUDA, PTX and other libraries call a value: value -> names, for hints
+    gone       values of earlier versions: value -> what to take instead, for hints
     """
 
     name: str
@@ -258,6 +258,7 @@ class Knob:
     words: Mapping[str, str] = field(default_factory=dict)
     least_arch: Mapping[str, int] = field(default_factory=dict)
     elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_size(self) -> bool:
@@ -298,10 +299,10 @@ TABLE: tuple[Knob, ...] = (
         values=(1, 2, 4, 8, 16),
         plain=1,
         group=Group.CUT,
-        meaning="blocks that share one row; with columns = cluster_partials each has its own rows and they share sums",
+        meaning="blocks that share one row",
         forward=(1, 2, 4, 8, 16),
         backward=(1, 2, 4, 8),
-        words={"": "blocks of a cluster share a row, or their column sums, through distributed shared memory"},
+        words={"": "blocks of a cluster share a row through distributed shared memory"},
         least_arch={"2": 90, "4": 90, "8": 90, "16": 90},
     ),
     Knob(
@@ -541,17 +542,9 @@ TABLE: tuple[Knob, ...] = (
         plain=Columns.PARTIALS_TWO_KERNELS,
         group=Group.METHOD,
         meaning="how column reductions are summed over blocks",
-        # Not cluster_partials: 1.02 to 1.11 times the time of partials_two_kernels (figures: codegen/columns).
-        backward=(
-            Columns.PARTIALS_TWO_KERNELS,
-            Columns.PARTIALS_LAST_TILE,
-            Columns.REGISTER_ATOMIC,
-            Columns.SHARED_ATOMIC,
-            Columns.ATOMIC,
-        ),
+        backward=tuple(Columns),
         words={
             "partials_two_kernels": "column sums: partial rows, summed by a second kernel",
-            "cluster_partials": "column sums: partial rows of whole clusters, summed by a second kernel",
             "partials_last_tile": "column sums: partial rows, summed tile by tile by the last block to arrive there",
             "register_atomic": "column sums: registers, then one atomic a column and block",
             "shared_atomic": "column sums: shared memory, then one atomic a column and block",
@@ -562,6 +555,7 @@ TABLE: tuple[Knob, ...] = (
             "shared_atomic": ("smem_atomic",),
             "partials_two_kernels": ("partials", "two_kernels"),
         },
+        gone={"cluster_partials": "partials_two_kernels, which took 0.90 to 0.98 times as long on an H200"},
     ),
     Knob(
         name="dependent_launch",
@@ -665,6 +659,8 @@ def _value_meant(knob: Knob, given: Any) -> str | None:
     """The hint for an unknown value of a knob."""
     if not isinstance(given, str):
         return None
+    if given in knob.gone:
+        return f"{knob.name}={given} was taken out: use {knob.gone[given]}"
     elsewhere = {other: value for value, names in knob.elsewhere.items() for other in names}
     if given in elsewhere:
         value = elsewhere[given]

@@ -124,7 +124,7 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
 
     Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
     """
-    if s.row_cluster == 1:
+    if s.cluster == 1:
         return None
     if not problem.sums_rows and not reduces_rows(problem):
         return "not searched: clusters whose blocks have nothing to exchange; parts are as good without one"

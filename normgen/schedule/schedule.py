@@ -40,8 +40,7 @@ class Schedule:
 
     threads_per_row  1 = a thread owns a row; <= 32 = a (sub-)warp, shuffles only; above = whole warps
     rows_per_block   rows side by side in one block
-    cluster          blocks that share one row through distributed shared memory (sm_90+); with columns =
-                     cluster_partials they walk rows of their own, and share their column sums
+    cluster          blocks that share one row through distributed shared memory (sm_90+)
     parts            blocks of the grid that share one row, not as a cluster: of a program without row reductions they
                      exchange nothing; else they walk rows (persistent >= 1), all of them resident at a time, and
                      exchange what they find through memory
@@ -179,12 +178,7 @@ class Schedule:
     @property
     def row_blocks(self) -> int:
         """Blocks that share one row: as a cluster, or as parts of the row."""
-        return self.row_cluster * self.parts
-
-    @property
-    def row_cluster(self) -> int:
-        """Blocks of a cluster that share one row: all of them, unless these only add their column sums together."""
-        return 1 if self.columns is Columns.CLUSTER_PARTIALS else self.cluster
+        return self.cluster * self.parts
 
     @property
     def meets_in_memory(self) -> bool:
@@ -198,7 +192,7 @@ class Schedule:
         """
         if self.tile_m:
             return "block_per_tile"
-        if self.row_cluster > 1:
+        if self.cluster > 1:
             return "cluster_per_row"
         if self.parts > 1:
             return "blocks_per_row" if self.persistent else "block_per_part"

@@ -73,8 +73,6 @@ WAYS: dict[str, tuple[str, int, int, dict[str, Any], dict[str, Any]]] = {
     "a peeled head": ("6x2x1001", 13, 77, {"threads_per_row": 64, "vector": 4, "edges": "peel", **WALKING},
                       {"align": 4}),
     "a cluster a row": ("6x2x1024", 512, 64, {"threads_per_row": 64, "cluster": 2, "vector": 4, **WALKING}, {}),
-    "clusters add": ("8x4x128", 32, 4, {"threads_per_row": 32, "rows_per_block": 2, "cluster": 2, "vector": 4,
-                                        "columns": "cluster_partials", **WALKING}, {}),
     "atomics of registers": ("7x4x96", 12, 3, {"threads_per_row": 16, "rows_per_block": 4, "vector": 2,
                                                "columns": "register_atomic", **WALKING}, {}),
     "atomics of registers, one row a block": ("9x2x240", 40, 48, {"threads_per_row": 64, "vector": 4,

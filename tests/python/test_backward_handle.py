@@ -28,7 +28,7 @@ WARPS = replace(BLOCKS, threads_per_row=32, rows_per_block=4, stages=1)
 CLUSTERS = replace(BLOCKS, threads_per_row=64, cluster=2)
 PLAIN = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0)
 WAYS = {
-    f"{columns}, {name}": replace(base, columns=columns, cluster=2 if columns == "cluster_partials" else base.cluster)
+    f"{columns}, {name}": replace(base, columns=columns)
     for columns in (*DETERMINISTIC_COLUMNS, "register_atomic")
     for name, base in {"blocks": BLOCKS, "rows side by side": WARPS, "clusters": CLUSTERS}.items()
 } | {f"{columns}, blocks": replace(PLAIN, columns=columns) for columns in ("atomic", "shared_atomic")}

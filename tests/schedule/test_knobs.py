@@ -81,3 +81,13 @@ def test_the_schema_of_records_lists_the_knobs() -> None:
     schema = json.loads((PACKAGE / "records" / "schema.json").read_text(encoding="utf-8"))
     listed = schema["properties"]["schedule"]["properties"]
     assert listed == {k.name: {"enum": list(k.values)} for k in TABLE}
+
+
+def test_a_value_of_an_earlier_version_is_refused_with_what_to_take_instead() -> None:
+    for knob in TABLE:
+        for value in knob.gone:
+            assert value not in knob.values
+            with pytest.raises(UsageError, match=f"'{knob.name}' takes one of") as refused:
+                Schedule(**{knob.name: value})
+            assert f"{knob.name}={value} was taken out: use {knob.gone[value]}" in str(refused.value)
+    assert KNOBS["columns"].gone
