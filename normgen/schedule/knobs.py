@@ -622,7 +622,6 @@ TABLE: tuple[Knob, ...] = (
     _tile("thread_n", (1, 2, 4, 8, 16), "of tile_n, what a thread owns in registers"),
 )
 
-DETERMINISTIC_COLUMNS = tuple(c for c in Columns if c.is_deterministic)
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in TABLE}
 
 

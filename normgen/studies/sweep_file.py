@@ -33,11 +33,6 @@ from normgen.records.validity import check_fields
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
-XZ = b"\xfd7zXZ\x00"
-LARGEST_TEXT = 1 << 28  # bytes; 80 times what the largest file of candidates so far holds
-UNPACKING_BYTES = 1 << 27  # xz files of the highest preset take half of it
-# What reading a line raises when its text is no JSON, has other fields or values, or nests too deep.
-DAMAGED = (ValueError, TypeError, KeyError, AttributeError, IndexError, StopIteration, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
