@@ -14,9 +14,11 @@
 //
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
+//           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 18 families of rows, own pitches of dx,
-//           dy, x; rows of inf, nan were not tried
+// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 11 calls, 0 to 65536 rows, 20 families of rows, 4 values of
+//           scalars and other inputs, own pitches of dx, dy, x; rows of inf, nan were not tried; rows of inf were not
+//           tried
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   262144 x 256             warp_per_row     512      32          8       95.19     200.2 / 104.9  4252  99.4 %   1.04x       100.7     fresh
@@ -24,6 +26,7 @@
 //   8192 x 1023              warp_per_row     256      8           4       17.38     30.67 / 13.31  2897  64.9 %   1.13x       19.33     fresh
 //   4096 x 1024              block_per_row    256      4           8       10.45     18.79 / 8.344  2412  63.1 %   1.01x       10.87     fresh
 //   32768 x 1024             block_per_row    256      4           8       49        103.6 / 54.58  4114  89.5 %   1.14x       55.62     fresh
+//   4096 x 1280              block_per_row    128      2           8       13.2      22.74 / 9.541  2387  59.5 %   1.00x       14.28     fresh
 //   4096 x 4096              block_per_row    512      2           8       26.29     51.02 / 24.71  3831  84.4 %   1.08x       31.4      fresh
 //   16384 x 8192             block_per_row    512      1           8       187       388 / 201      4308  100.5 %  1.13x       192.9     fresh
 //   2048 x 16384             cluster_per_row  512      1           8       52.34     106.7 / 54.3   3849  84.7 %   1.15x       56.1      fresh
@@ -648,6 +651,10 @@ struct Cols1023_c180 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocat
 struct Cols1024_e039 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
   enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
+};
+struct Cols1280_c738 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1280, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
+      kSumVector = 8, kCells = 16 };
 };
 struct Cols4096_46d8 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
@@ -2184,6 +2191,9 @@ inline constexpr Tuned kTuned[] = {
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
      run_and_finish<layernorm_bwd_bf16_team_per_row_30f7<Cols1024_e039>,
      layernorm_bwd_bf16_finish_8a6a<Cols1024_e039>>}},
+    {  4096,  1280, 16, 0u, 0u, false, {{128, 2, true, 0, 1, 3, 1, 1, 20480}, {512, 1, true, 160}, {0, 0, 10240},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1280_c738>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1280_c738>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols4096_46d8>,
      layernorm_bwd_bf16_finish_8a6a<Cols4096_46d8>>}},

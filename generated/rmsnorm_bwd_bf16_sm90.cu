@@ -14,7 +14,7 @@
 // tuned by  normgen 0.1.0
 //           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 11 calls, 0 to 131072 rows, 20 families of rows, 4 values of
+// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 12 calls, 0 to 131072 rows, 20 families of rows, 4 values of
 //           scalars and other inputs, own pitches of dx, dy, x; rows of inf, nan were not tried; a call with 833
 //           partial rows to add up was not made; rows of inf were not tried
 //
@@ -23,8 +23,14 @@
 //   1048576 x 128            warp_per_row     128      16          8       191.4     389.8 / 198.2  4229  98.1 %   1.03x       197.9     fresh
 //   8192 x 768               warp_per_row     512      16          4       11.71     22.5 / 10.79   3227  77.9 %   1.02x       13.21     fresh
 //   65536 x 1024             block_per_row    128      2           4       96.89     201 / 104.1    4158  96.3 %   1.04x       101.3     fresh
+//   4096 x 2048              block_per_row    512      4           8       15.29     28.75 / 13.47  3294  73.9 %   1.01x       17.15     fresh
+//   4096 x 2880              block_per_row    128      1           8       18.97     36.66 / 17.67  3733  81.9 %   1.00x       22.33     fresh
+//   4096 x 3072              block_per_row    128      1           8       23.18     41.56 / 18.39  3259  71.0 %   1.00x       25.54     fresh
+//   4096 x 3584              block_per_row    256      1           8       23.14     44.1 / 20.95   3808  84.1 %   1.00x       26.94     fresh
 //   4096 x 4096              block_per_row    512      2           8       25.4      50.18 / 24.77  3964  87.5 %   1.01x       30.56     fresh
 //   4096 x 4097              block_per_row    512      2           4       27.62     52.02 / 24.43  3647  79.7 %   1.03x       32.26     fresh
+//   4096 x 5120              block_per_row    256      1           8       31.63     64.26 / 32.65  3979  86.2 %   1.00x       36.61     fresh
+//   4096 x 7168              block_per_row    512      1           8       45.13     92.26 / 47.13  3904  83.3 %   1.00x       47.75     fresh
 //   4096 x 8192              block_per_row    512      1           8       48.06     102.4 / 54.38  4190  92.0 %   1.00x       52.09     fresh
 //   16384 x 8192             block_per_row    512      1           8       188.2     388 / 199.9    4280  99.5 %   1.05x       191.1     fresh
 //   2048 x 32768             cluster_per_row  128      1           8       96.67     201.4 / 104.8  4166  97.9 %   1.59x       101.5     fresh
@@ -676,6 +682,22 @@ struct Cols1024_a83f : Plain { using Team = Beside<64, 2>;
   enum : int { kCols = 1024, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 4, kCells = 8 };
 };
+struct Cols2048_f5ce : Plain { using Team = Beside<128, 4>;
+  enum : int { kCols = 2048, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
+      kSumVector = 8, kCells = 8 };
+};
+struct Cols2880_04df : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 2880, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
+      kSumVector = 8, kCells = 16 };
+};
+struct Cols3072_fd64 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 3072, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
+      kSumVector = 8, kCells = 16 };
+};
+struct Cols3584_e763 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 3584, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
+      kSumVector = 8, kCells = 16 };
+};
 struct Cols4096_566d : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 16 };
@@ -683,6 +705,14 @@ struct Cols4096_566d : Plain { using Team = Beside<256, 2>; using Load = NoAlloc
 struct Cols4097_fe6a : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4097, kThreads = 512, kVector = 4, kUnit = 64, kEarlyParams = 1, kPackedParams = 0,
       kFirstInside = 0, kAhead = 1, kGroups = 2, kSumVector = 1, kCells = 16 };
+};
+struct Cols5120_6be9 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 5120, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
+      kSumVector = 8, kCells = 32 };
+};
+struct Cols7168_5039 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 2,
+      kSumVector = 8, kCells = 32 };
 };
 struct Cols8192_7475 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 2,
@@ -1124,6 +1154,364 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_team_per_row_0383(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+    float dy_floats[kSteps][kVector];
+    float dxhat_floats[kSteps][kVector];
+    float xhat_floats[kSteps][kVector];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = computed_once(element(dy_held[step], i));
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = computed_once(dy_i * weight_i);
+          const float xhat_i = computed_once(x_i * row_rstd);
+          dy_floats[step][i] = dy_i;
+          dxhat_floats[step][i] = dxhat_i;
+          xhat_floats[step][i] = xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = dy_floats[step][i];
+          const float dxhat_i = dxhat_floats[step][i];
+          const float xhat_i = xhat_floats[step][i];
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // Lanes that own the same columns of several rows add their sums.
+  if (kThreadsPerRow < 32) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        }
+      }
+    }
+  }
+
+  // Each row group of the block leaves its sums in shared memory.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
+      }
+    }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_team_per_row_5e34(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+
+  // The block hands one sum per column on.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
 rmsnorm_bwd_bf16_team_per_row_61f8(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
@@ -1357,6 +1745,175 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
       dweight_total += group_sums[group][0][cell];
     }
     partial_row[cell] = dweight_total;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_team_per_row_2138(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x * kRowsPerBlock < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
+      (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
+
+  for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const int next_row = first_row - gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row >= 0) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+
+  // The block hands one sum per column on.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
   }
 
   Chain::at_end();
@@ -2238,12 +2795,30 @@ inline constexpr Tuned kTuned[] = {
     {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_23f0<Cols1024_a83f>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a83f>>}},
+    {   4096,  2048, 16, 0u, 0u, false, {{512, 4, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_0383<Cols2048_f5ce>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols2048_f5ce>>}},
+    {   4096,  2880, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4}, {512, 1, true, 180}, {0, 0, 11520},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5e34<Cols2880_04df>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols2880_04df>>}},
+    {   4096,  3072, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4}, {512, 1, true, 192}, {0, 0, 12288},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5e34<Cols3072_fd64>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols3072_fd64>>}},
+    {   4096,  3584, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 224}, {0, 0, 14336},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5e34<Cols3584_e763>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols3584_e763>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols4096_566d>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols4096_566d>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 32}, {512, 1, true, 258},
      {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_61f8<Cols4097_fe6a>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols4097_fe6a>>}},
+    {   4096,  5120, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 160}, {0, 0, 20480},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_2138<Cols5120_6be9>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols5120_6be9>>}},
+    {   4096,  7168, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 224}, {0, 0, 28672},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_771f<Cols7168_5039>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols7168_5039>>}},
     {   4096,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_771f<Cols8192_7475>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},

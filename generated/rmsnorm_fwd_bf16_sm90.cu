@@ -27,11 +27,21 @@
 //   32768 x 256              warp_per_row     256      32          8       6.842     20.01 / 13.14  4904  92.0 %   1.05x       10.28     fresh
 //   64 x 512                 warp_per_row     128      4           8       1.686     5.549 / 3.865  78    87.4 %   1.04x       1.813     fresh
 //   4096 x 512               warp_per_row     64       2           8       3.037     9.089 / 6.053  2763  89.5 %   1.13x       3.897     fresh
+//   1 x 896                  block_per_row    128      1           4       1.488     4.282 / 2.794  4     84.2 %   1.12x       1.658     fresh
+//   64 x 896                 block_per_row    128      1           4       1.897     5.784 / 3.885  122   87.9 %   1.07x       1.933     fresh
+//   4096 x 896               warp_per_row     128      4           8       4.151     11.71 / 7.553  3537  87.6 %   1.01x       5.313     fresh
+//   1 x 1024                 block_per_row    256      1           4       1.445     4.203 / 2.757  4     85.6 %   1.00x       1.603     fresh
+//   64 x 1024                block_per_row    256      1           4       1.885     5.78 / 3.894   140   89.5 %   1.01x       1.904     fresh
+//   4096 x 1024              warp_per_row     256      8           4       4.372     12.53 / 8.156  3838  90.5 %   1.11x       5.836     fresh
+//   1 x 1536                 block_per_row    128      1           4       1.48      4.319 / 2.839  6     85.8 %   1.02x       1.554     fresh
 //   64 x 1536                block_per_row    128      1           4       1.813     5.822 / 4.009  219   89.9 %   1.01x       2.025     fresh
 //   4096 x 1536              warp_per_row     64       2           8       5.336     16.19 / 10.85  4717  86.7 %   1.17x       7.861     fresh
 //   1 x 2048                 block_per_row    256      1           4       1.218     3.442 / 2.223  10    89.8 %   1.04x       1.609     fresh
 //   64 x 2048                block_per_row    256      1           4       1.604     5.027 / 3.419  329   78.0 %   1.02x       2.12      fresh
 //   4096 x 2048              block_per_row    256      2           8       7.29      20.41 / 13.15  4603  85.6 %   0.99x       10.88     fresh
+//   1 x 2560                 block_per_row    256      1           4       1.566     4.643 / 3.075  10    90.9 %   1.05x       1.822     fresh
+//   64 x 2560                block_per_row    128      1           4       1.995     6.147 / 4.144  331   82.4 %   1.03x       2.2       fresh
+//   4096 x 2560              block_per_row    64       1           4       8.83      25.26 / 16.42  4751  101.9 %  1.06x       12.64     fresh
 //   1 x 2880                 block_per_row    256      1           4       1.661     4.785 / 3.123  10    86.1 %   1.08x       1.873     fresh
 //   64 x 2880                block_per_row    256      1           4       2.078     6.233 / 4.158  358   80.1 %   1.00x       2.268     fresh
 //   4096 x 2880              block_per_row    128      1           8       9.748     27.63 / 17.82  4841  101.6 %  1.06x       14.24     fresh
@@ -54,6 +64,9 @@
 //   64 x 5120                block_per_row    256      1           4       2.121     6.378 / 4.256  623   80.2 %   1.00x       2.428     fresh
 //   2048 x 5120              block_per_row    128      2           4       8.454     24.26 / 15.81  4963  103.7 %  1.09x       12.58     fresh
 //   4096 x 5120              block_per_row    64       1           4       16.6      49.61 / 33.02  5055  101.7 %  1.03x       22.79     fresh
+//   1 x 6144                 block_per_row    512      1           4       1.795     5.298 / 3.502  21    89.0 %   1.02x       1.906     fresh
+//   64 x 6144                block_per_row    256      1           8       2.167     6.448 / 4.281  732   81.0 %   1.04x       2.499     fresh
+//   4096 x 6144              block_per_row    128      1           4       20.06     59.59 / 39.54  5019  102.7 %  1.02x       27.03     fresh
 //   1 x 7168                 block_per_row    512      1           4       1.841     5.649 / 3.808  23    90.6 %   1.05x       1.993     fresh
 //   64 x 7168                block_per_row    256      1           4       2.249     6.594 / 4.346  822   79.7 %   1.02x       2.653     fresh
 //   4096 x 7168              block_per_row    256      1           4       23.48     71.64 / 48.17  5002  99.1 %   1.00x       31.98     fresh
@@ -64,6 +77,9 @@
 //   64 x 8192                block_per_row    512      1           4       1.761     5.467 / 3.704  1200  80.9 %   1.01x       2.693     fresh
 //   4096 x 8192              block_per_row    128      1           4       27.72     80.97 / 53.25  4843  102.1 %  1.03x       36.06     fresh
 //   16384 x 8192             block_per_row    256      1           8       128.6     323.9 / 195    4174  99.0 %   1.02x       126.4     fresh
+//   1 x 12288                cluster_per_row  128      1           4       1.943     5.749 / 3.805  38    85.8 %   1.12x       2.231     fresh
+//   64 x 12288               block_per_row    512      1           8       2.629     7.34 / 4.717   1206  75.7 %   1.05x       3.141     fresh
+//   4096 x 12288             block_per_row    256      1           4       44.48     123.1 / 78.64  4527  101.8 %  1.03x       53.37     fresh
 //   1 x 16384                cluster_per_row  128      1           4       1.944     5.125 / 3.182  51    71.1 %   1.00x       1.975     fresh
 //   64 x 16384               block_per_row    512      1           4       2.42      6.835 / 4.415  1747  70.0 %   1.14x       3.477     fresh
 //   4096 x 16384             block_per_row    256      1           8       61.16     162.6 / 101.5  4389  101.2 %  1.03x       66.68     fresh
@@ -193,6 +209,17 @@ __device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank)
   return remote;
 }
 
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
@@ -231,17 +258,6 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
 }
 
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
@@ -550,6 +566,22 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   }
 };
 
+// A ClusterTeam in which every thread reads the states of all warps.
+template <int kBlocks, int kBlockThreads>
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  template <typename State> using Slots = StatesOfWarps<kStates, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
+    s = State::of_warp(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return combine_in_pairs<0, kStates>(slots.states);
+  }
+};
+
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -750,6 +782,24 @@ struct Cols512_cf19 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate
 struct Cols512_1df2 : Plain { using Team = Lanes<32, 2>; using Load = EvictLast;
   enum : int { kCols = 512, kThreads = 64, kVector = 8, kEarlyParams = 0 };
 };
+struct Cols896_9bda : Plain { using Team = BroadcastBlock<128>;
+  enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols896_83b1 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 896, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols1024_59af : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1024_ff38 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols1024_1952 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1536_db42 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
+  enum : int { kCols = 1536, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols1536_9649 : Plain { using Team = BroadcastBlock<128>; using Params = Ahead;
   enum : int { kCols = 1536, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
@@ -764,6 +814,15 @@ struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
 };
 struct Cols2048_1467 : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 2048, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols2560_cce8 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 2560, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols2560_6340 : Plain { using Team = BroadcastBlock<128>;
+  enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols2560_eda7 : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 2560, kThreads = 64, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols2880_97a1 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -819,6 +878,15 @@ struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLas
 struct Cols5120_954c : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols6144_091f : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols6144_06ad : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 6144, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols6144_5305 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+};
 struct Cols7168_3ec0 : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
@@ -848,6 +916,15 @@ struct Cols8192_1185 : Plain { using Team = Block<128>; using Load = NoAllocate;
 };
 struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols12288_0cc1 : Plain { using Team = BroadcastCluster<8, 128>; using Load = EvictLast;
+  enum : int { kCols = 12288, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols12288_041e : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+  enum : int { kCols = 12288, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols12288_f3d5 : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 12288, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
@@ -2114,6 +2191,226 @@ rmsnorm_fwd_bf16_team_per_row_d437(
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_b15d(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_dcfa(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 rmsnorm_fwd_bf16_team_per_row_669e(
     bfloat16* __restrict__ y,
@@ -2892,12 +3189,22 @@ inline constexpr Tuned kTuned[] = {
     { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols256_09e4>>}},
     {    64,    512, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols512_cf19>>}},
     {  4096,    512, 16, 0u, 2u, false, {{64, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols512_1df2>>}},
+    {     1,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols896_9bda>>}},
+    {    64,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols896_9bda>>}},
+    {  4096,    896, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols896_83b1>>}},
+    {     1,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols1024_59af>>}},
+    {    64,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols1024_ff38>>}},
+    {  4096,   1024,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols1024_1952>>}},
+    {     1,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols1536_db42>>}},
     {    64,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols1536_9649>>}},
     {  4096,   1536, 16, 0u, 2u, false, {{64, 2, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols1536_604b>>}},
     {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
     {  4096,   2048, 16, 0u, 2u, false, {{256, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_1467>>}},
+    {     1,   2560,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols2560_cce8>>}},
+    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols2560_6340>>}},
+    {  4096,   2560,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2560_eda7>>}},
     {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols2880_97a1>>}},
     {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2880_fa27>>}},
     {  4096,   2880, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
@@ -2923,6 +3230,9 @@ inline constexpr Tuned kTuned[] = {
     {    64,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
     {  4096,   5120,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_d437<Cols5120_954c>>}},
+    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_b15d<Cols6144_091f>>}},
+    {    64,   6144, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_dcfa<Cols6144_06ad>>}},
+    {  4096,   6144,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols6144_5305>>}},
     {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_669e<Cols7168_3ec0>>}},
     {    64,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols7168_d334>>}},
     {  4096,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols7168_fe33>>}},
@@ -2933,6 +3243,10 @@ inline constexpr Tuned kTuned[] = {
     {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols8192_21a0>>}},
     {  4096,   8192,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols8192_1185>>}},
     { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_3736>>}},
+    {     1,  12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols12288_0cc1>>}},
+    {    64,  12288, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_dcfa<Cols12288_041e>>}},
+    {  4096,  12288,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols12288_f3d5>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_a733>>}},
     {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_adc5>>}},

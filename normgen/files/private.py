@@ -179,3 +179,12 @@ def try_writing(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(_HEADER_BYTES))
+
+
+def require_writable(folder: Path) -> None:
+    """Raise OSError where a folder cannot be made or written, before long work finds that out. Leaves nothing there."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    with tempfile.TemporaryFile(dir=there):
+        pass
