@@ -17,7 +17,6 @@ from normgen.errors import ProgramError
 from normgen.program.functions import (
     COL,
     INFINITY,
-    MEANINGS,
     ROW,
     TERM,
     Condition,
@@ -37,6 +36,7 @@ from normgen.program.functions import (
     remainder,
     roll,
     sign,
+    text_of,
     unequal,
     where,
 )
@@ -145,9 +145,8 @@ class Printer:
 
     def function(self, expr: sp.Expr) -> str:
         """The name of the function that `expr` is a call of."""
-        name = name_of(expr)
         is_approximate = isinstance(expr, exp_approximate | reciprocal_approximate)
-        found = MEANINGS[name].text if name else type(expr).__name__ if is_approximate else ""
+        found = type(expr).__name__ if is_approximate else text_of(expr)
         if not found:
             raise ProgramError("the printer does not know this function", received=str(expr))
         return found
@@ -167,7 +166,7 @@ class Printer:
             shown = [self.integer(arg) for arg in expr.args]
         else:
             shown = [self.operand(arg, SUM) for arg in expr.args]
-        return f" {expr.symbol} ".join(shown)
+        return f" {text_of(expr)} ".join(shown)
 
     def _places(self, expr: Condition) -> list[str]:
         """Both sides of `col == label`, counted from a vector's first column: the compiler knows one of them."""
