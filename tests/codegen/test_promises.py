@@ -52,7 +52,7 @@ def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str
 
 def test_the_space_of_a_deterministic_problem_has_no_atomics() -> None:
     found = {s.columns for s in space(backward(shape="1024x1024", deterministic=True), H200).legal}
-    assert found == {"partials_two_kernels", "partials_last_tile"} == {way for way in Columns if way.is_deterministic}
+    assert found == {"partials_two_kernels"} < {way for way in Columns if way.is_deterministic}
     assert default_schedule(backward(shape="4096x1024", deterministic=True), H200).columns.is_deterministic
 
 
