@@ -114,6 +114,14 @@ class constant(Opaque):
     """x, without a gradient."""
 
 
+class log1p(Opaque):
+    """log(1 + x): sympy would write its sum with other terms of one."""
+
+
+class expm1(Opaque):
+    """exp(x) - 1, likewise."""
+
+
 class power_of(Opaque):
     """power_of(x, p): x to the power of a number that is known at run time."""
 
@@ -206,6 +214,8 @@ class Meaning:
 MEANINGS: dict[str, Meaning] = {
     "exp": Meaning(sp.exp, lambda f: (f,)),
     "log": Meaning(sp.log, lambda f: (sp.Pow(f.args[0], -1),)),
+    "log1p": Meaning(log1p, lambda f: (sp.Pow(1 + f.args[0], -1),)),
+    "expm1": Meaning(expm1, lambda f: (sp.exp(f.args[0]),)),
     "abs": Meaning(sp.Abs, lambda f: (sign(f.args[0]),)),
     "sign": Meaning(sign),
     "**": Meaning(power_of, lambda f: (f.args[1], power_of(f.args[0], f.args[1] - 1))),

@@ -18,6 +18,7 @@ class Domain(Enum):
     POSITIVE = auto()
     NOT_NEGATIVE = auto()
     NOT_ZERO = auto()
+    ABOVE_MINUS_ONE = auto()
 
 
 class Rounding(Enum):
@@ -32,13 +33,15 @@ class Rounding(Enum):
 class Function:
     """`name(arguments)`.
 
-    words     what it gives, for the reference of the language
-    text      its name in CUDA, an operator's sign; "" where the printer writes it in a way of its own
-    torch     its name in torch; "" where ours is no single function there
-    jax       its name in jax, `numpy.exp`; "" likewise
-    aten      the operation of torch.ops.aten that is this function, whatever it is given
-    needs     what arguments must be for the result to be a number
-    gives     what the result is whatever the arguments are
+    words       what it gives, for the reference of the language
+    text        its name in CUDA, or its sign; "" where the printer writes it in a way of its own
+    torch       its name in torch; "" where ours is no single function there
+    jax         its name in jax, `numpy.exp`; "" likewise
+    aten        the operation of torch.ops.aten that is this function, whatever it is given
+    needs       what arguments must be for the result to be a number
+    gives       what the result is, whatever the arguments are
+    keeps_sign  whether gradients may rely on the result having the argument's sign
+    rounding    what the result of numbers that a dtype holds is
     """
 
     name: str
@@ -50,6 +53,7 @@ class Function:
     aten: str = ""
     needs: Mapping[str, Domain] = field(default_factory=dict)
     gives: Domain | None = None
+    keeps_sign: bool = False
     rounding: Rounding = Rounding.ROUNDS
 
     @property
@@ -109,6 +113,14 @@ _AB = ("a", "b")
 ELEMENTWISE = _table(
     _alike("exp", _X, "e to the power x", gives=Domain.POSITIVE),
     _alike("log", _X, "the natural logarithm", needs={"x": Domain.POSITIVE}),
+    _alike(
+        "log1p",
+        _X,
+        "log(1 + x), which keeps the digits of an x near 0",
+        needs={"x": Domain.ABOVE_MINUS_ONE},
+        keeps_sign=True,
+    ),
+    _alike("expm1", _X, "exp(x) - 1, which keeps the digits of an x near 0", keeps_sign=True),
     _alike("sqrt", _X, "the square root", text="", needs={"x": Domain.NOT_NEGATIVE}),
     _alike("rsqrt", _X, "1 / sqrt(x)", text="", jax="lax.rsqrt", needs={"x": Domain.POSITIVE}),
     _alike("abs", _X, "|x|; its derivative at 0 is 0", text="fabsf", gives=Domain.NOT_NEGATIVE, rounding=_EXACT),

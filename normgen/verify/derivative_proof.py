@@ -404,6 +404,8 @@ def _halves(a: Array, b: Array) -> tuple[Array, Array]:
 _SLOPES: dict[str, Callable[..., tuple[Array, ...]]] = {
     "exp": lambda y, _: (y,),
     "log": lambda _, x: (1 / x,),
+    "log1p": lambda _, x: (1 / (1 + x),),
+    "expm1": lambda _, x: (np.exp(x),),
     "sqrt": lambda y, _: (0.5 / y,),
     "rsqrt": lambda y, x: (-0.5 * y / x,),
     "abs": lambda _, x: (np.sign(x),),

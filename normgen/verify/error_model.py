@@ -9,9 +9,10 @@ absolute error of its float32 evaluation. With u = 2^-24:
   2^-126), to first order plus the product of the errors: e(a b) = (|a| + e_a) e_b + |b| e_a, e(a + b) = e_a + e_b,
   e(f(a)) = |f'(a)| e_a or the exact change of f over [a - e_a, a + e_a] where f is steep.
 * Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
-  rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
-  be a product with a reciprocal: 1 ulp; by a power of two it is exact. A reciprocal may flush its argument and its
-  result: nothing is said of the quotient by a subnormal, and one by 2^126 or more may lose 2^-126 of the dividend.
+  rsqrtf, tanhf, erff 2 ulp; logf, log1pf, expm1f, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A
+  division may be a product with a reciprocal: 1 ulp; by a power of two it is exact. A reciprocal may flush its argument
+  and its result: nothing is said of the quotient by a subnormal, and one by 2^126 or more may lose 2^-126 of the
+  dividend.
 * A whole power n is a product of n factors, by repeated squaring or not: a product of a and of b factors has a - 1 and
   b - 1 roundings and adds one, so that n - 1 of them are bounded by n u |v|. The size of every
   factor lies between 1 and the result's. A power -n is the reciprocal of that product, which may overflow where the

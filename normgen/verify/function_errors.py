@@ -176,6 +176,10 @@ def _least(name: str, args: tuple[Bounded, ...]) -> Array | float:
             return np.where(found < FLUSHED, 0.0, found)  # float32 may find 0
         case "sqrt":
             return np.sqrt(np.maximum(least, 0.0))
+        case "log1p":
+            return np.where(np.asarray(least) >= 0, 0.0, -math.inf)
+        case "expm1":
+            return np.where(np.asarray(least) >= 0, 0.0, -1.0)
         case "abs" | "rsqrt" | "sigmoid":
             return 0.0
         case "**":
@@ -187,7 +191,17 @@ def _roundings(name: str, x: Array) -> float | Array:
     """Roundings of u |f(x)| each: twice the ulp of the programming guide."""
     if name == "exp":
         return 2 * (2 + 1.173 * np.minimum(np.abs(x), 120.0))  # beyond 120 the result is 0 or inf
-    return {"log": 2.0, "sqrt": 2.0, "rsqrt": 4.0, "tanh": 4.0, "erf": 4.0, "sin": 4.0, "cos": 4.0}[name]
+    return {
+        "log": 2.0,
+        "log1p": 2.0,
+        "expm1": 2.0,
+        "sqrt": 2.0,
+        "rsqrt": 4.0,
+        "tanh": 4.0,
+        "erf": 4.0,
+        "sin": 4.0,
+        "cos": 4.0,
+    }[name]
 
 
 def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
@@ -196,12 +210,13 @@ def _propagated(name: str, a: Bounded, value: Array) -> Array | None:
     if e is None:
         return None
     match name:
-        case "exp":
+        case "exp" | "expm1":
             # inf - inf says nothing; the largest logarithm of a float32 is 88.7
-            grown = np.where(np.isinf(value) & (x - REARRANGED * e < 89), np.inf, np.exp(x + e) - value)
+            moved = np.exp(x + e) - value if name == "exp" else np.exp(x) * np.expm1(e)
+            grown = np.where(np.isinf(value) & (x - REARRANGED * e < 89), np.inf, moved)
             return np.where(np.isneginf(x) & (e < np.inf), 0.0, grown)
-        case "log":
-            off = relative(e, x)
+        case "log" | "log1p":
+            off = relative(e, x if name == "log" else 1 + x)
             return np.where(off < 0.5, -np.log1p(-np.minimum(off, 0.5)), np.inf)
         case "sqrt":
             return np.minimum(np.sqrt(e), e / np.sqrt(np.maximum(x, F32.smallest_subnormal)))

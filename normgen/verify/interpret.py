@@ -37,7 +37,8 @@ EXTREMA: Mapping[str, tuple[Callable[[Array], Array], Callable[..., Array]]] = {
 REDUCTIONS = ("sum", "mean", *EXTREMA)  # over the row, one argument
 POSITIONS: Mapping[str, Callable[..., Any]] = {"argmax": np.argmax, "argmin": np.argmin}  # the first one; of NaN, too
 FUNCTIONS = {
-    **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "abs", "sign", "sigmoid", "tanh", "erf", "sin", "cos"), 1),
+    **dict.fromkeys(("exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "abs", "sign", "sigmoid"), 1),
+    **dict.fromkeys(("tanh", "erf", "sin", "cos"), 1),
     **dict.fromkeys(("floor", "ceil", "round", "constant"), 1),
     **dict.fromkeys(("minimum", "maximum", "divide"), 2),
     **dict.fromkeys(("clamp", "where"), 3),
@@ -120,6 +121,8 @@ def _truth(holds: Callable[..., Any]) -> Callable[..., Array]:
 _FLOAT64: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "abs": np.abs,

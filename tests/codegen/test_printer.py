@@ -14,7 +14,7 @@ from normgen.codegen.printer import Printer, float_literal
 from normgen.device import target
 from normgen.errors import ProgramError
 from normgen.pipeline import emit
-from normgen.program.functions import less, where
+from normgen.program.functions import expm1, less, log1p, where
 from normgen.program.ir import COLS, INNER
 from normgen.program.ordered import Ordered
 from normgen.program.source import problem_for
@@ -37,6 +37,8 @@ TEXTS = [
     (sp.sqrt(X + W), "sqrtf(x_i + w_i)"),
     (sp.exp(X - MEAN), "expf(x_i - row_mean)"),
     (sp.log(X) - B, "logf(x_i) - b_i"),
+    (log1p(sp.exp(X)), "log1pf(expf(x_i))"),
+    (expm1(X * W), "expm1f(x_i * w_i)"),
     (sp.Abs(X), "fabsf(x_i)"),
     (sp.tanh(X) * sp.erf(W), "tanhf(x_i) * erff(w_i)"),
     (-X, "-x_i"),

@@ -34,6 +34,7 @@ BLOCKS_PER_ROW = ("tests/codegen/test_blocks_per_row.py",)
 IDLE = ("tests/measure/test_replays.py", "tests/schedule/test_plan.py")
 ROLLS = ("tests/codegen/test_rolls.py",)
 EXPONENTS = ("tests/codegen/test_scalar_exponents.py",)
+NEAR_0 = ("tests/codegen/test_log1p.py",)
 SPELT = ("tests/spec/test_formula.py",)
 PREFETCH = ("tests/cpu/test_prefetch.py",)
 STATISTICS = ("tests/records/test_statistics.py",)
@@ -1474,6 +1475,31 @@ CHANGES: tuple[Change, ...] = (
         ("np.where(told, np.abs(x), 1.0))) * exponent.error", "np.where(told, np.abs(x), 1.0))) * 0"),
         ("return rounded(value, carried, 8.0, of=(base, exponent))", "return rounded(value, carried, 1.0)"),
         ("return rounded(value, None, 8.0)\n    grown", "return rounded(value, None, 1.0)\n    grown"),
+    ),
+    *changes(
+        "program/functions.py",
+        NEAR_0,
+        ("(sp.Pow(1 + f.args[0], -1),)", "(sp.Pow(f.args[0], -1),)"),
+        ("Meaning(expm1, lambda f: (sp.exp(f.args[0]),)", "Meaning(expm1, lambda f: (f,)"),
+    ),
+    *changes(
+        "spec/functions.py",
+        NEAR_0,
+        ('"log(1 + x), which keeps the digits of an x near 0",', '"log(1 + x), exact for an x near 0", text="logf",'),
+    ),
+    *changes(
+        "spec/functions.py",
+        ("tests/spec/test_functions.py",),
+        ('"the natural logarithm", needs={"x": Domain.POSITIVE})', '"the natural logarithm")'),
+        ('needs={"x": Domain.ABOVE_MINUS_ONE}', 'needs={"x": Domain.POSITIVE}'),
+        ("gives=Domain.NOT_NEGATIVE, rounding=_EXACT", "gives=Domain.POSITIVE, rounding=_EXACT"),
+    ),
+    *changes(
+        "verify/function_errors.py",
+        NEAR_0,
+        ('x if name == "log" else 1 + x', "x"),
+        ('"expm1": 2.0,', '"expm1": 1.0,'),
+        ("np.exp(x) * np.expm1(e)", "np.abs(value) * np.expm1(e)"),
     ),
     *changes(
         "spec/kinds.py",

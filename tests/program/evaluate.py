@@ -307,6 +307,8 @@ def _condition(holds: Callable[..., Any]) -> Callable[..., Array]:
 VALUES: dict[str, Callable[..., Array]] = {
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
     "abs": np.abs,
     "sign": _sign,
     "tanh": np.tanh,

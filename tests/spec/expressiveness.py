@@ -74,7 +74,7 @@ WORKS: dict[str, Asked] = {
         f"h = {_NORM} * w; y = h * sigmoid(b * h)",
         gradients="dx dw db",
     ),
-    "softplus": asked("x input, y output", "y = maximum(x, 0) + log(1 + exp(-abs(x)))", gradients="dx"),
+    "softplus": asked("x input, y output", "y = maximum(x, 0) + log1p(exp(-abs(x)))", gradients="dx"),
     "residual + RMSNorm, both stored": asked(
         "x input, r input, w parameter, s output, y output",
         "s = x + r; y = s * rsqrt(mean(s * s) + 1e-6) * w",

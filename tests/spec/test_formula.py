@@ -171,8 +171,9 @@ WRITTEN = {  # what other languages call it -> the same by numpy, of x between 0
     "exp2": np.exp2,
     "log2": np.log2,
     "log10": np.log10,
-    "log1p": np.log1p,
-    "expm1": np.expm1,
+    "log1pf": np.log1p,
+    "expm1f": np.expm1,
+    "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)),
     "tan": np.tan,
     "sinh": np.sinh,
     "cosh": np.cosh,
@@ -183,7 +184,7 @@ WRITTEN = {  # what other languages call it -> the same by numpy, of x between 0
 NUMPY = {
     **{
         name: getattr(np, name)
-        for name in ("exp", "log", "sqrt", "abs", "sign", "tanh", "sin", "cos", "floor", "where")
+        for name in ("exp", "log", "log1p", "expm1", "sqrt", "abs", "sign", "tanh", "sin", "cos", "floor", "where")
     },
     **{"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "maximum": np.maximum, "minimum": np.minimum},
     **{"clamp": np.clip, "inf": np.inf, "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": lambda x: 1 / (1 + np.exp(-x))},

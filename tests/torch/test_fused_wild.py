@@ -217,8 +217,8 @@ def test_a_cut_of_large_tensors_is_compared_on_small_ones(monkeypatch: pytest.Mo
 def test_a_cut_that_differs_from_its_function_is_never_run(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(cutting.Cut, broken)
 
-    def wrong(cut: cutting.Cut, step: Any, tensor: Tensor) -> Tensor:
-        found = right(cut, step, tensor)
+    def wrong(cut: cutting.Cut, step: Any, tensor: Tensor, *group: int) -> Tensor:
+        found = right(cut, step, tensor, *group)
         return found.flip(0) if found.ndim > 1 else found
 
     monkeypatch.setattr(cutting.Cut, broken, wrong)

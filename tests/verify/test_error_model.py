@@ -271,6 +271,8 @@ def test_each_operation_bounds_its_float32_result_from_inexact_operands(a: float
         "sqrt": (ARITHMETIC.call("sqrt", x), np.sqrt(moved_a)),
         "rsqrt": (ARITHMETIC.call("rsqrt", x), one / np.sqrt(moved_a)),
         "log": (ARITHMETIC.call("log", x), np.log(moved_a)),
+        "log1p": (ARITHMETIC.call("log1p", x), np.log1p(moved_a)),
+        "expm1": (ARITHMETIC.call("expm1", ARITHMETIC.negate(x)), np.expm1(-moved_a)),
         "tanh": (ARITHMETIC.call("tanh", x), np.tanh(moved_a)),
         "sigmoid": (ARITHMETIC.call("sigmoid", x), one / (one + np.exp(-moved_a))),
         "exp": (ARITHMETIC.call("exp", ARITHMETIC.negate(x)), np.exp(-moved_a)),

@@ -37,6 +37,8 @@ def test_every_function_agrees_with_the_math_module() -> None:
     wanted = {
         "exp": math.exp,
         "log": math.log,
+        "log1p": math.log1p,
+        "expm1": math.expm1,
         "sqrt": math.sqrt,
         "rsqrt": lambda v: 1 / math.sqrt(v),
         "abs": abs,
@@ -45,7 +47,7 @@ def test_every_function_agrees_with_the_math_module() -> None:
         "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
     }
     for name, function in wanted.items():
-        sign = 1 if name in ("log", "sqrt", "rsqrt") else -1
+        sign = 1 if name in ("log", "log1p", "sqrt", "rsqrt") else -1
         y = interpret(spec("one", {"y": f"{name}(x)"}, eps=None), {"x": sign * x})["y"]
         np.testing.assert_allclose(y[0], [function(sign * v) for v in x[0]], rtol=1e-13, err_msg=name)
     two = interpret(spec("two", {"y": "maximum(x, 1) - minimum(x, 1)"}, eps=None), {"x": x})["y"]

@@ -66,7 +66,10 @@ class Defined:
             return all(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
         if isinstance(expr, sp.Max):
             return any(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
-        return self._gives(expr) is not None
+        function = function_of(expr)
+        if function and function.keeps_sign:
+            return self.is_never_negative(expr.args[0])
+        return bool(function and function.gives)
 
     def _positive(self, expr: sp.Expr) -> bool:
         if expr.is_number or expr in SIZES:
@@ -83,9 +86,10 @@ class Defined:
             return all(map(self.is_positive, expr.args))
         if isinstance(expr, sp.Max):
             return any(self._is_scalar(e) or self.is_positive(e) for e in expr.args)
-        if isinstance(expr, power_of):
+        function = function_of(expr)
+        if isinstance(expr, power_of) or (function and function.keeps_sign):
             return self.is_positive(expr.args[0])
-        return self._gives(expr) is Domain.POSITIVE or bool(expr.is_Pow and self.is_positive(expr.base))
+        return bool(function and function.gives is Domain.POSITIVE) or bool(expr.is_Pow and self.is_positive(expr.base))
 
     def _never_0(self, expr: sp.Expr) -> bool:
         if expr in self._maps:
@@ -124,11 +128,8 @@ class Defined:
                 return self.is_never_negative(expr)
             case Domain.NOT_ZERO:
                 return self.is_never_0(expr)
-
-    @staticmethod
-    def _gives(expr: sp.Expr) -> Domain | None:
-        function = function_of(expr)
-        return function.gives if function else None
+            case Domain.ABOVE_MINUS_ONE:
+                return self.is_positive(1 + expr)
 
     def _is_scalar(self, expr: sp.Expr) -> bool:
         return bool(expr.is_Symbol and expr not in SIZES and self._kinds.get(expr.name) is Kind.SCALAR)

@@ -16,6 +16,7 @@ from normgen.spec.writing import minus, number
 E = Expression
 
 ONE, HALF = Number(Fraction(1)), Number(Fraction(1, 2))
+LOST = 17  # from there on float32 loses exp(-z) beside z
 ZERO, MINUS_ONE, TWENTY = Number(Fraction(0)), Number(Fraction(-1)), Number(Fraction(20))
 
 
@@ -126,8 +127,6 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
     "trunc": truncated,
     "remainder": remainder,
     "exp2": lambda x: call("exp", product(x, _LOG2)),
-    # exp(x) - 1 would lose the digits of a small x.
-    "expm1": lambda x: product(call("tanh", product(HALF, x)), plus(call("exp", x), ONE)),
     "log2": lambda x: Binary("/", call("log", x), _LOG2),
     "log10": lambda x: Binary("/", call("log", x), number(math.log(10))),
     "tan": lambda x: Binary("/", call("sin", x), call("cos", x)),
@@ -190,21 +189,13 @@ def logsumexp(x: E, let: Let) -> E:
     return call("where", call("<", call("abs", top), Name("inf")), found, top)
 
 
-def log1p(x: E, let: Let) -> E:
-    """log(1 + x), and what the sum has lost of a small x: log(u) + (1 + x - u) / u, where u is 1 + x as rounded.
-
-    What is lost takes no part in the derivative, 1 / u.
-    """
-    u = let(plus(ONE, x), "u")
-    lost = Binary("/", Binary("-", x, Binary("-", u, ONE)), u)
-    return plus(call("log", u), call("constant", call("where", call("<", call("abs", x), ONE), lost, ZERO)))
-
-
 def softplus(x: E, beta: E = ONE, threshold: E = TWENTY, *, let: Let) -> E:
     z = x if beta == ONE else let(product(x, beta), "z")
-    small = let(call("exp", minus(call("abs", z))), "e")
-    found = plus(call("maximum", z, ZERO), log1p(small, let))
-    return call("where", call(">", z, threshold), x, found if beta == ONE else Binary("/", found, beta))
+    found = plus(call("maximum", z, ZERO), call("log1p", call("exp", minus(call("abs", z)))))
+    found = found if beta == ONE else Binary("/", found, beta)
+    if isinstance(threshold, Number) and threshold.value >= LOST:
+        return found
+    return call("where", call(">", z, threshold), x, found)
 
 
 def _shifted(x: E, let: Let) -> E:

@@ -224,10 +224,12 @@ class Fused:
 
     def _cut_of(self, call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence[str]) -> CutPlan:
         cut = Cut(call, tensors, names, _spec_name(self._title))
-        if cut.shape not in self._kernels:
-            smaller(call, tensors, names, cut).check(self._title)
-            self._kernels[cut.shape] = Fused(cut.kernel, rounding=self.rounding, is_cut=True)
-        return CutPlan(cut, self._kernels[cut.shape], tensors[0].device)
+        key = (cut.shape, cut.groups)
+        if key not in self._kernels:
+            if all(shape != cut.shape for shape, _ in self._kernels):
+                smaller(call, tensors, names, cut).check(self._title)
+            self._kernels[key] = Fused(cut.kernel, rounding=self.rounding, is_cut=True)
+        return CutPlan(cut, self._kernels[key], tensors[0].device)
 
     def _planned(
         self,
@@ -267,6 +269,11 @@ class Fused:
             hint = "report it; until then, write a spec for normgen.torch.operator"
             rule = f"the spec that was traced of {title} differs from it"
             raise VerificationError(rule, received=str(plan.comparison), hint=hint)
+        if any(groups := getattr(self.function, "groups", ())):
+            # Compared on rows of a few columns, which need not be as long as a group.
+            comparison = plan.comparison
+            plan = Plan(traced(record, parameters, _spec_name(title), summary, every_rounding=is_every, groups=groups))
+            plan.comparison = comparison
         self._plans[key] = plan
         return plan
 

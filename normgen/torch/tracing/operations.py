@@ -175,9 +175,6 @@ class Operations(Known):
         is_constant = not isinstance(base, torch.fx.Node)
         return self.elementwise(node, "pow", aten.power_of if is_constant else aten.power)
 
-    def op_log1p(self, node: Node, _given: Node) -> Value:
-        return self.elementwise(node, "log1p", lambda x: aten.log1p(self.shared(x), self.let))
-
     def op_softplus(self, node: Node, *_: Any) -> Value:
         return self.elementwise(node, "softplus", lambda x, *by: aten.softplus(self.shared(x), *by, let=self.let))
 

@@ -45,6 +45,7 @@ class Read:
 
     place  of the argument
     dims   of the argument; `spread`: whether it has not all axes of the rows, and is expanded along the others
+    group  neighbouring columns that share a value, of which the kernel takes one; 0: it takes a value for each column
     """
 
     place: int
@@ -52,10 +53,16 @@ class Read:
     role: Role
     dims: Dims
     spread: bool = False
+    group: int = 0
 
     @property
     def axes(self) -> tuple[int, ...]:
         return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The axes of the rows that it has."""
+        return tuple(axis for axis in self.axes if axis >= 0)
 
     @property
     def is_side(self) -> bool:

@@ -28,20 +28,33 @@ from normgen.torch.tracing.tail import Tail
 from normgen.torch.tracing.values import NARROW, VIEWS, Read, Traced, Value, shape_of
 
 
-def traced(record: Recorded, parameters: Sequence[str], name: str, summary: str, *, every_rounding: bool) -> Traced:
+def traced(
+    record: Recorded,
+    parameters: Sequence[str],
+    name: str,
+    summary: str,
+    *,
+    every_rounding: bool,
+    groups: Sequence[int] = (),
+) -> Traced:
     """The spec of a recorded function whose tensors have these names.
 
+    groups          of each tensor: how many neighbouring columns share a value, 0 where none do. Parameters, of
+                    batches and of heads too, are read so
     every_rounding  float16 and bfloat16 values are rounded behind each operation, as torch does it when it runs them
                     one by one; else where the function converts them itself, and where they are stored
     """
-    return Walk(record, parameters, every_rounding=every_rounding).traced(name, summary)
+    return Walk(record, parameters, every_rounding=every_rounding, groups=groups).traced(name, summary)
 
 
 class Walk(Operations):
     """One recorded function, operation by operation."""
 
-    def __init__(self, record: Recorded, parameters: Sequence[str], *, every_rounding: bool) -> None:
+    def __init__(
+        self, record: Recorded, parameters: Sequence[str], *, every_rounding: bool, groups: Sequence[int] = ()
+    ) -> None:
         super().__init__(record, every_rounding=every_rounding)
+        self.groups = dict(enumerate(groups))
         for place, (node, wanted) in enumerate(zip(self.placeholders, parameters, strict=True)):
             self.read(place, node, wanted)
 
@@ -51,16 +64,21 @@ class Walk(Operations):
         dims, dtype = self.record.dims[place], node.meta["val"].dtype
         if not node.users:
             return
-        role, spread = self.role(dims, dtype) if self.of_row == COLS else self.role_beside_products(dims, dtype, wanted)
+        group = self.groups.get(place, 0)
+        is_plain = self.of_row == COLS
+        role, spread = self.role(dims, dtype, group) if is_plain else self.role_beside_products(dims, dtype, wanted)
         name = self.formulas.named(wanted)
-        self.reads[name] = Read(place=place, name=name, role=role, dims=dims, spread=spread)
+        group = group if role in _OF_GROUPS else 0
+        self.reads[name] = Read(place=place, name=name, role=role, dims=dims, spread=spread, group=group)
         self.dtypes[name] = dtype
         whole = not dtype.is_floating_point
         self.known[node] = Value(tree=Name(name), dims=dims, dtype=dtype, held_in=dtype, is_whole=whole)
 
-    def role(self, dims: Dims, dtype: Any) -> tuple[Role, bool]:
+    def role(self, dims: Dims, dtype: Any, group: int = 0) -> tuple[Role, bool]:
         axes = tuple(axis for dim in dims for axis in dim)
         rows = tuple(axis for axis in axes if axis != COLS)
+        if rows == self.row_axes and rows and group:
+            return Role.BATCH_PARAMETER, False  # each row is a batch
         if rows == self.row_axes and rows:
             return (Role.INPUT if COLS in axes else Role.ROW_INPUT), False
         if COLS in axes:
@@ -86,10 +104,12 @@ class Walk(Operations):
         return (Role.SCALAR_PARAMETER if dtype.is_floating_point else Role.SCALAR_INPUT), False
 
     def role_of_shared(self, rows: tuple[Any, ...]) -> tuple[Role, bool]:
-        """Of values for each column and some axes of the rows: the first are batches, the last heads, not both."""
+        """Of values for each column and some axes of the rows: the first are batches, the last heads, not both, and
+        those of all tensors are as many.
+        """
         of = {Role.BATCH_PARAMETER: self.row_axes[: len(rows)], Role.HEAD_PARAMETER: self.row_axes[-len(rows) :]}
-        taken = {read.role for read in self.reads.values()} & of.keys()
-        role = next((role for role, axes in of.items() if rows == axes and taken <= {role}), None)
+        taken = {(read.role, read.rows) for read in self.reads.values() if read.role in of}
+        role = next((role for role, axes in of.items() if rows == axes and taken <= {(role, rows)}), None)
         return (role, False) if role else (Role.INPUT, True)
 
     # operations
@@ -231,9 +251,9 @@ class Walk(Operations):
         for read in reads:
             default = torch.float32 if read.role in _OWN_DTYPE else torch.int64 if read.role is Role.SEED else own
             entry = _entry(read.role, self.dtypes[read.name], default, always=read is first)
-            if INNER in read.axes:
-                own_axes = {"axes": self.axes_of(read)}
-                entry = {"role": read.role.value, **own_axes, **(entry if isinstance(entry, dict) else {})}
+            more = {"axes": self.axes_of(read)} if INNER in read.axes else {"group": read.group} if read.group else {}
+            if more:
+                entry = {"role": read.role.value, **more, **(entry if isinstance(entry, dict) else {})}
             tensors[read.name] = entry
         for output, value in outputs.items():
             if value.is_total:
@@ -271,6 +291,7 @@ def _written_in_parts(node: Node) -> UsageError:
     return refused(rule, line_of(node), hint_for(PART_WRITTEN))
 
 
+_OF_GROUPS = (Role.PARAMETER, Role.BATCH_PARAMETER, Role.HEAD_PARAMETER)
 _OWN_DTYPE = (Role.ROW_INPUT, Role.SCALAR_INPUT, Role.SCALAR_PARAMETER, Role.ROW_OUTPUT)
 
 

@@ -55,6 +55,7 @@ class Cut:
         kernel: Any = functools.partial(self._kernel)
         self.kernel = kernel
         kernel.names = [_name_of(leaf, self.arguments, names) for leaf in self.leaves]
+        kernel.groups = self.groups
         kernel.__qualname__ = title
 
     def _take_apart(self, pieces: Pieces) -> None:
@@ -100,29 +101,63 @@ class Cut:
                 self.runs.append([axis])
         self.cols = math.prod(sizes[axis] for axis in layout.columns)
         self.rows = [math.prod(sizes[axis] for axis in run) for run in self.runs]
+        self._group_columns()
 
     def _is_whole(self, step: Step) -> bool:
         """Whether it has an element for each of the rows and columns."""
         return {*self.layout.axis_of(step)} == {*self.layout.rows, *self.layout.columns}
 
+    def _group_columns(self) -> None:
+        """groups: of each leaf, how many neighbouring columns share a value, 0 where none do; by_row: those that have
+        a value for each row then, as parameters of batches of one row, because no batches or heads are all of theirs:
+        scales of each sample beside a weight of each channel. A table of columns that some rows share prevents it.
+        """
+        runs = {leaf: tuple(bool({*run} & {*self.layout.axis_of(leaf)}) for run in self.runs) for leaf in self.leaves}
+        groups = {leaf: self._group(leaf) for leaf in self.leaves}
+        of_rows = [leaf for leaf in self.leaves if any(runs[leaf]) and groups[leaf]]
+        tables = [leaf for leaf in self.leaves if self._has_columns(leaf) and not groups[leaf]]
+        is_table = any(any(runs[leaf]) and not all(runs[leaf]) for leaf in tables)
+        kinds = {runs[leaf] for leaf in of_rows}
+        # The first runs are batches, the last ones heads.
+        are_shared = len(kinds) == 1 and all(
+            not all(kind) and list(kind) in (sorted(kind), sorted(kind, reverse=True)) for kind in kinds
+        )
+        self.by_row = set[Step]() if are_shared or is_table else {*of_rows}
+        self.groups = tuple(0 if is_table and all(runs[leaf]) else groups[leaf] for leaf in self.leaves)
+
+    def _group(self, leaf: Step) -> int:
+        """Of a tensor that has the first axes of the columns alone, as a weight of channels has beside images."""
+        own, columns = {*self.layout.axis_of(leaf)}, self.layout.columns
+        has = [axis in own for axis in columns]
+        count = has.index(False) if False in has else 0
+        is_shared = 0 < count == sum(has) and leaf is not self.layout.main and leaf.val.dtype.is_floating_point
+        return math.prod(self.layout.axes.sizes[axis] for axis in columns[count:]) if is_shared else 0
+
+    def _has_columns(self, leaf: Step) -> bool:
+        return bool({*self.layout.axis_of(leaf)} & {*self.layout.columns})
+
     # a tensor as rows, and back
 
-    def laid(self, leaf: Step, tensor: Tensor) -> Tensor:
-        """[rows.., cols] of a tensor, [cols] and [] of one that is the same for all rows, or for all elements."""
+    def laid(self, leaf: Step, tensor: Tensor, group: int = 0) -> Tensor:
+        """[rows.., cols] of a tensor, [cols] and [] of one that is the same for all rows, or for all elements.
+
+        group  of a tensor that is the same for so many neighbouring columns: [rows.., cols / group], which is no copy
+        """
         layout, sizes = self.layout, self.layout.axes.sizes
         own, is_whole = layout.axis_of(leaf), leaf is layout.main
         if not own and not is_whole:
             return tensor.reshape([1] * min(tensor.ndim, 1))
-        kept = [is_whole or bool({*run} & {*own}) for run in self.runs]
-        has_columns = is_whole or bool({*own} & {*layout.columns})
+        kept = [is_whole or leaf in self.by_row or bool({*run} & {*own}) for run in self.runs]
+        has_columns = is_whole or self._has_columns(leaf)
         every = [axis for run in self.runs for axis in run] + layout.columns * has_columns
-        full = {axis for run, keep in zip(self.runs, kept, strict=True) for axis in run if keep} | {*layout.columns}
+        full = {axis for run, keep in zip(self.runs, kept, strict=True) for axis in run if keep}
+        full |= {*own} if group else {*layout.columns}
         tensor = tensor.reshape([sizes[axis] for axis in own])
         tensor = tensor.permute([own.index(axis) for axis in every if axis in own])
         tensor = tensor.reshape([sizes[axis] if axis in own else 1 for axis in every])
         tensor = tensor.expand([sizes[axis] if axis in full else 1 for axis in every])
         rows = [n if keep else 1 for n, keep in zip(self.rows, kept, strict=True)] if any(kept) else []
-        tensor = tensor.reshape([*rows, self.cols if has_columns else 1])
+        tensor = tensor.reshape([*rows, self.cols // (group or 1) if has_columns else 1])
         return tensor.contiguous() if is_whole and self.is_copied else tensor
 
     def back(self, step: Step, tensor: Tensor) -> Tensor:
@@ -138,9 +173,10 @@ class Cut:
 
     # what runs
 
-    def __call__(self, tensors: Sequence[Tensor], kernel: Callable[..., Any]) -> list[Any]:
-        known = self.front(tensors)
-        found = kernel(*[self.laid(leaf, known[leaf]) for leaf in self.leaves])
+    def __call__(self, tensors: Sequence[Tensor], kernel: Callable[..., Any], groups: Sequence[int] = ()) -> list[Any]:
+        """groups  of each leaf, as `laid` takes it"""
+        known, groups = self.front(tensors), groups or [0] * len(self.leaves)
+        found = kernel(*[self.laid(leaf, known[leaf], one) for leaf, one in zip(self.leaves, groups, strict=True)])
         return self.behind(known, found if isinstance(found, tuple | list) else (found,))
 
     def front(self, tensors: Sequence[Tensor]) -> dict[Step, Any]:
@@ -245,13 +281,18 @@ class Cut:
                 theirs = of(lambda leaves: torchs(*leaves))
             except (IndexError, RuntimeError) as error:  # it takes no such labels
                 raise CannotCutError from error
-            ours = of(lambda leaves: self(leaves, self.kernel))
+            ours = of(lambda leaves: self(leaves, self._spread, self.groups))
             moved = moved_by_roundings(lambda: of(lambda leaves: torchs(*leaves)), theirs)
         for one, other, move in zip(ours, theirs, moved, strict=True):
             if one.shape != other.shape or not _are_close(one, other, move):
                 shapes = f"{list(one.shape)} and {list(other.shape)}" if one.shape != other.shape else "other values"
                 rule = f"the parts that {title} was cut into differ from it"
                 raise VerificationError(rule, received=shapes, hint="report it; until then, run it as it is")
+
+    def _spread(self, *tensors: Tensor) -> Any:
+        """The function of rows, of tensors with a value for each group of columns."""
+        pairs = zip(tensors, self.groups, strict=True)
+        return self.kernel(*[t.repeat_interleave(group, -1) if group else t for t, group in pairs])
 
     @functools.cached_property
     def shape(self) -> tuple[Any, ...]:
@@ -271,7 +312,8 @@ class Cut:
             said_of = str(torch.utils._pytree.tree_map(said, named))
             lines.append((*along, str(step.op), step.place, said_of, step.constant))
         axes = {leaf: sorted({runs[a] for a in self.layout.axis_of(leaf)}) for leaf in self.leaves}
-        leaves = [(places[leaf], str(leaf.val.dtype), *axes[leaf]) for leaf in self.leaves]
+        groups = dict(zip(self.leaves, self.groups, strict=True))
+        leaves = [(places[leaf], str(leaf.val.dtype), groups[leaf] > 0, *axes[leaf]) for leaf in self.leaves]
         return (*lines, *leaves, len(self.runs), places[self.layout.main])
 
 
@@ -289,12 +331,16 @@ class CutPlan:
         rows = [cut.laid(leaf, torch.empty(leaf.val.shape, dtype=leaf.val.dtype, device="meta")) for leaf in cut.leaves]
         self.plan = kernel._plan([torch.empty((), dtype=r.dtype, device=device).expand(r.shape) for r in rows], {})
         self.traced, self.operator, self.comparison = self.plan.traced, self.plan.operator, self.plan.comparison
+        taken = {read.place: read.group for read in self.traced.reads}
+        self.groups = [taken.get(place, 0) for place in range(len(cut.leaves))]
 
     @property
     def text(self) -> str:
         return str(self.plan.text)
 
     def results(self, tensors: Sequence[Tensor]) -> list[Any]:
+        if any(self.groups):  # the plan itself: sizes of groups are no sizes of rows
+            return self.cut(tensors, lambda *rows: self.plan(rows), self.groups)
         return self.cut(tensors, self.kernel)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
