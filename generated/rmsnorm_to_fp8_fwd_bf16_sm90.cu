@@ -10,14 +10,30 @@
 //   weight = 1 where the pointer is null
 //
 // spec      rmsnorm_to_fp8, sha256:431f50b00da58beec128e50db0ba3aa38a37f82adb02e4bbdf47ad9d6de8b72c
-// tuned by  normgen 0.1.0
-//           normgen 0.2.0
+// tuned by  normgen 0.2.0
+//           normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 4096 rows, 22 families of rows, 4 values of scalars
-//           and other inputs, own pitches of q, x; any value passes in 0.014 to 0.02 of the elements, which have no
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 11 calls, 1 to 4096 rows, 22 families of rows, 4 values of scalars
+//           and other inputs, own pitches of q, x; any value passes in 0.0076 to 0.02 of the elements, which have no
 //           finite bound
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   64 x 896     block_per_row  128      1           4       1.93      5.798 / 3.866  90    81.2 %   1.01x       1.955     fresh
+//   4096 x 896   warp_per_row   128      4           4       3.333     10.84 / 7.511  3304  87.5 %   1.01x       4.718     fresh
+//   64 x 1024    block_per_row  256      1           4       1.913     5.788 / 3.874  104   84.2 %   1.00x       1.989     fresh
+//   4096 x 1024  warp_per_row   128      4           8       3.368     11.37 / 7.997  3737  87.4 %   1.00x       5.043     fresh
+//   64 x 1536    block_per_row  128      1           4       1.937     5.883 / 3.945  154   87.3 %   1.00x       2.054     fresh
+//   4096 x 1536  block_per_row  128      2           8       4.928     15.32 / 10.38  3830  74.4 %   1.00x       7.45      fresh
+//   64 x 2048    block_per_row  256      1           4       1.935     5.966 / 4.032  205   90.5 %   1.00x       2.119     fresh
+//   4096 x 2048  block_per_row  128      1           8       5.239     17.93 / 12.69  4804  79.5 %   1.12x       8.459     fresh
+//   64 x 2560    block_per_row  128      1           4       2.001     6.242 / 4.232  248   81.8 %   1.00x       2.214     fresh
+//   4096 x 2560  block_per_row  64       1           8       6.648     21.64 / 15     4733  96.3 %   1.13x       9.776     fresh
+//   64 x 2880    block_per_row  256      1           4       1.985     6.256 / 4.269  281   80.6 %   1.00x       2.319     fresh
+//   4096 x 2880  block_per_row  128      1           8       7.976     24.5 / 16.51   4438  89.2 %   1.00x       11.86     fresh
+//   64 x 3072    block_per_row  256      1           4       1.887     6.151 / 4.26   316   85.8 %   1.00x       2.277     fresh
+//   4096 x 3072  block_per_row  128      1           8       7.249     24.92 / 17.66  5208  100.6 %  1.00x       11.3      fresh
+//   64 x 3584    block_per_row  128      1           4       1.972     6.286 / 4.316  353   83.3 %   1.06x       2.297     fresh
+//   4096 x 3584  block_per_row  128      1           4       8.316     28.65 / 20.34  5297  98.9 %   1.00x       12.59     fresh
 //   1 x 4096     block_per_row  512      1           4       1.739     4.695 / 2.956  12    81.5 %   0.99x       1.793     fresh
 //   16 x 4096    block_per_row  512      1           8       1.929     5.799 / 3.872  106   88.6 %   1.00x       2.043     fresh
 //   64 x 4096    block_per_row  512      1           4       1.89      6.252 / 4.363  420   85.8 %   1.00x       2.315     fresh
@@ -26,8 +42,14 @@
 //   4096 x 4096  block_per_row  128      1           8       8.463     31.4 / 22.93   5948  100.7 %  1.00x       14.15     fresh
 //   64 x 5120    block_per_row  256      1           4       1.982     6.396 / 4.412  501   83.0 %   1.03x       2.437     fresh
 //   4096 x 5120  block_per_row  128      1           8       10.8      40.83 / 30.03  5826  93.8 %   1.00x       17.12     fresh
+//   64 x 6144    block_per_row  512      1           4       1.983     6.462 / 4.477  601   85.1 %   1.00x       2.52      fresh
+//   4096 x 6144  block_per_row  128      1           8       13.39     48.18 / 34.78  5638  93.4 %   1.00x       20.1      fresh
+//   64 x 7168    block_per_row  256      1           4       2.035     6.483 / 4.445  683   84.6 %   1.00x       2.547     fresh
+//   4096 x 7168  block_per_row  128      1           8       14.94     56.04 / 41.08  5896  93.7 %   1.02x       25.2      fresh
 //   64 x 8192    block_per_row  512      1           8       2.05      6.562 / 4.511  775   86.6 %   1.03x       2.6       fresh
 //   4096 x 8192  block_per_row  256      1           8       19.27     63.85 / 44.58  5225  93.5 %   1.00x       26.3      fresh
+//   64 x 12288   block_per_row  512      1           4       2.368     7.12 / 4.753   1007  80.5 %   1.00x       2.973     fresh
+//   64 x 16384   block_per_row  512      1           8       2.467     7.51 / 5.043   1288  81.5 %   1.01x       3.215     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -92,6 +114,11 @@ struct Ahead {
   }
 };
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 struct bfloat16 {
   unsigned short bits;
 };
@@ -116,6 +143,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
+}
+
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -210,6 +243,9 @@ struct NoAllocate {
   }
 };
 
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
 // 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
 // an infinity where x is.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
@@ -217,6 +253,79 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
 }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -306,55 +415,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
-
-// The lanes that a shuffle names: all of the warp.
-struct WholeWarp {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
-};
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, class Named = WholeWarp, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-  const unsigned mask = Named::template lanes<kLanes>();
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
-template <int kThreadsPerRow, int kRowsPerBlock>
-struct Threads {
-  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
-  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
-  // The team's row of the tile that starts at row `first`; idle teams take the last row.
-  static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
-  }
-  // Blocks that are a team say that they have started, and wait for each other before they combine.
-  static __device__ __forceinline__ void announce() {}
-  static __device__ __forceinline__ void meet() {}
-};
 
 // A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kThreadsPerRow, class Named = WholeWarp>
@@ -465,6 +525,16 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
@@ -473,6 +543,14 @@ struct Plain {
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
+
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
+}
 
 // Used once: evict first (ld.global.cs, st.global.cs).
 struct Streaming {
@@ -501,14 +579,64 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kStride       columns from one vector of a thread to its next
-// kRunningSums  running sums that a vector adds to
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kUnroll       steps that a loop does in a trip
+// kVector        elements per access
+// kStride        columns from one vector of a thread to its next
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+struct Cols896_9bda : Plain { using Team = BroadcastBlock<128>;
+  enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols896_150b : Plain { using Team = Lanes<32, 4>; using Load = EvictLast;
+  enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1024_59af : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1024_45b5 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 1024, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols1536_f472 : Plain { using Team = Block<128>; using Params = Ahead;
+  enum : int { kCols = 1536, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols1536_127f : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+  enum : int { kCols = 1536, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols2048_3786 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 2048, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+};
+struct Cols2560_7838 : Plain { using Team = Block<128>; using Params = Ahead;
+  enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols2560_6e9e : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 2560, kThreads = 64, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols2880_fa27 : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols2880_24a9 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 2880, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols3072_4e48 : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols3072_eeb1 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 3072, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols3584_f085 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
+  enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols3584_ddf4 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+};
 struct Cols4096_6930 : Plain { using Team = BroadcastBlock<512>; using Load = EvictLast; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
@@ -533,11 +661,29 @@ struct Cols5120_474a : Plain { using Team = BroadcastBlock<256>; using Load = Ev
 struct Cols5120_e82e : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
+struct Cols6144_c7ae : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols6144_2a10 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols7168_e41b : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
 struct Cols8192_a3a8 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols8192_d89e : Plain { using Team = Block<256>; using Load = NoAllocate;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols12288_b86b : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 12288, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols16384_3cb6 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -567,7 +713,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_557f(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -649,7 +795,117 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_557f(
   look1.x_squares = sum_in_pairs(look1_x_squares);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_value = scale[0];
+  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
 
   // Last look: the outputs
   #pragma unroll
@@ -741,6 +997,468 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e225(
   Chain::at_loads();
 
   Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float scale_value = scale[0];
+    const float scale_inverse = 1.0f / scale_value;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+    float x_floats[kSteps][kVector];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = computed_once(element(x_held[step], i));
+          x_floats[step][i] = x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
+        }
+      }
+    }
+
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        float q_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float weight_i = element(weight_held[step], i);
+          const float x_i = x_floats[step][i];
+          const float y_i = x_i * row_rstd * weight_i;
+          q_values[i] = y_i * scale_inverse;
+        }
+        Vec<float8_e4m3, kVector> q_vec;
+        pack(q_vec, q_values);
+        if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_value = scale[0];
+  const float scale_inverse = 1.0f / scale_value;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_value = scale[0];
+  const float scale_inverse = 1.0f / scale_value;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_557f(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_value = scale[0];
+  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
@@ -895,116 +1613,6 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7(
 }
 
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -1091,6 +1699,117 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_81af(
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_a0b4(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_value = scale[0];
+  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
 
   // Last look: the outputs
   #pragma unroll
@@ -1349,16 +2068,39 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_557f<Cols4096_6930>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_45a8>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_6ca1>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols4096_9013>>}},
-    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_69b0>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_4714>>}},
-    {  64, 5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols5120_474a>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols5120_e82e>>}},
-    {  64, 8192, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols8192_a3a8>>}},
-    {4096, 8192, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_81af<Cols8192_d89e>>}},
+    {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7<Cols896_9bda>>}},
+    {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols896_150b>>}},
+    {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols1024_59af>>}},
+    {4096,  1024, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols1024_45b5>>}},
+    {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols1536_f472>>}},
+    {4096,  1536, 16, 0u, 0u, false, {{128, 2}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols1536_127f>>}},
+    {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols2048_c541>>}},
+    {4096,  2048, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 8},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c<Cols2048_3786>>}},
+    {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols2560_7838>>}},
+    {4096,  2560, 16, 0u, 0u, false, {{64}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols2560_6e9e>>}},
+    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols2880_fa27>>}},
+    {4096,  2880, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols2880_24a9>>}},
+    {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols3072_4e48>>}},
+    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols3072_eeb1>>}},
+    {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae<Cols3584_f085>>}},
+    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols3584_ddf4>>}},
+    {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_557f<Cols4096_6930>>}},
+    {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_45a8>>}},
+    {  64,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_6ca1>>}},
+    { 256,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols4096_9013>>}},
+    {1024,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_69b0>>}},
+    {4096,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_4714>>}},
+    {  64,  5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols5120_474a>>}},
+    {4096,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols5120_e82e>>}},
+    {  64,  6144, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols6144_c7ae>>}},
+    {4096,  6144, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_81af<Cols6144_2a10>>}},
+    {  64,  7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols7168_d1cf>>}},
+    {4096,  7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0b4<Cols7168_e41b>>}},
+    {  64,  8192, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols8192_a3a8>>}},
+    {4096,  8192, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_81af<Cols8192_d89e>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols12288_b86b>>}},
+    {  64, 16384, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae<Cols16384_3cb6>>}},
 };
 
 // For any cols.

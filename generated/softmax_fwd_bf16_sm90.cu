@@ -17,13 +17,26 @@
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 2048              block_per_row    128      2           8       12.66     37.33 / 24.65  5299  104.5 %  1.01x       18.53     fresh
 //   4096 x 32000             block_per_row    512      1           8       123.7     316.4 / 192.4  4239  101.3 %  1.00x       126       fresh
+//   64 x 32064               cluster_per_row  256      1           8       4.891     10.92 / 6.029  1678  53.3 %   1.00x       5.657     fresh
+//   64 x 32768               cluster_per_row  256      1           8       4.879     10.91 / 6.027  1719  54.7 %   1.00x       5.461     fresh
 //   16384 x 32768            block_per_row    1024     1           8       498       1267 / 769.1   4313  103.6 %  1.01x       501.6     fresh
+//   64 x 50257               cluster_per_row  512      1           8       7.75      14.93 / 7.182  1660  40.8 %   1.00x       8.961     fresh
 //   2048 x 50257             block_per_row    512      1           8       98.41     250.7 / 152    4183  97.5 %   1.00x       101.3     fresh
+//   64 x 51200               cluster_per_row  512      1           8       7.24      14.48 / 7.249  1810  46.2 %   1.00x       7.735     fresh
+//   64 x 51865               cluster_per_row  512      1           8       7.992     15.26 / 7.261  1661  42.6 %   1.00x       9.295     fresh
+//   64 x 100352              cluster_per_row  256      1           8       10.2      21.24 / 11.02  2518  45.5 %   1.00x       12.64     fresh
 //   64 x 128256              cluster_per_row  256      1           8       11.27     24.44 / 13.18  2915  47.4 %   1.00x       13.94     fresh
 //   4096 x 128256            block_per_row    1024     1           8       496.6     1255 / 758.5   4231  98.3 %   1.00x       509       fresh
 //   64 x 129280              cluster_per_row  256      1           8       11.29     24.41 / 13.13  2932  47.8 %   1.00x       13.82     fresh
+//   64 x 131072              cluster_per_row  256      1           8       10.99     24.33 / 13.33  3054  50.2 %   1.00x       13.98     fresh
+//   64 x 151552              cluster_per_row  256      1           8       13.26     29.3 / 16.05   2926  57.8 %   1.00x       16.05     fresh
 //   64 x 151936              cluster_per_row  256      1           8       13.21     29.27 / 16.02  2944  58.4 %   1.00x       15.96     fresh
+//   64 x 152064              cluster_per_row  256      1           8       13.28     29.22 / 15.94  2932  58.4 %   1.00x       15.9      fresh
+//   64 x 163840              cluster_per_row  256      1           8       12.75     29.41 / 16.64  3289  66.6 %   1.00x       15.72     fresh
+//   64 x 200064              cluster_per_row  256      1           8       17.41     36.94 / 19.53  2941  57.8 %   1.00x       21.3      fresh
 //   64 x 201088              cluster_per_row  256      1           8       17.43     36.87 / 19.43  2954  58.0 %   1.00x       20.94     fresh
+//   64 x 202048              cluster_per_row  256      1           8       17.64     37.24 / 19.6   2933  58.0 %   1.00x       21.4      fresh
+//   64 x 256000              cluster_per_row  256      1           8       20.81     45.08 / 24.27  3150  64.2 %   1.00x       23.95     fresh
 //   64 x 262144              cluster_per_row  256      1           8       24.88     49.86 / 25.01  2698  54.7 %   1.00x       27.7      fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
@@ -589,11 +602,29 @@ struct Cols2048_66f4 : Plain { using Team = Beside<64, 2>; using Load = NoAlloca
 struct Cols32000_3aa6 : Plain { using Team = Block<512>; using Load = EvictLast;
   enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 4 };
 };
+struct Cols32064_6d16 : Plain { using Team = ClusterTeam<4, 256>;
+  enum : int { kCols = 32064, kThreads = 256, kVector = 8 };
+};
+struct Cols32768_405d : Plain { using Team = ClusterTeam<4, 256>;
+  enum : int { kCols = 32768, kThreads = 256, kVector = 8 };
+};
 struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 1024, kVector = 8, kUnroll = 4 };
 };
+struct Cols50257_4252 : Plain { using Team = ClusterTeam<4, 512>;
+  enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64 };
+};
 struct Cols50257_482e : Plain { using Team = Block<512>; using Load = EvictLast;
   enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64, kUnroll = 4 };
+};
+struct Cols51200_fb21 : Plain { using Team = ClusterTeam<4, 512>;
+  enum : int { kCols = 51200, kThreads = 512, kVector = 8 };
+};
+struct Cols51865_977b : Plain { using Team = ClusterTeam<4, 512>;
+  enum : int { kCols = 51865, kThreads = 512, kVector = 8, kUnit = 64 };
+};
+struct Cols100352_990e : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 100352, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
 struct Cols128256_d732 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 128256, kThreads = 256, kVector = 8, kUnroll = 4 };
@@ -604,11 +635,32 @@ struct Cols128256_8076 : Plain { using Team = Block<1024>; using Load = EvictLas
 struct Cols129280_cb13 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 129280, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
+struct Cols131072_3ae2 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 131072, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols151552_66e9 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 151552, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
 struct Cols151936_c742 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 151936, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
+struct Cols152064_dca9 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 152064, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols163840_da43 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 163840, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols200064_9429 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 200064, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
 struct Cols201088_ceb7 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 201088, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols202048_2f99 : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 202048, kThreads = 256, kVector = 8, kUnroll = 4 };
+};
+struct Cols256000_62ca : Plain { using Team = ClusterTeam<8, 256>;
+  enum : int { kCols = 256000, kThreads = 256, kVector = 8 };
 };
 struct Cols262144_2a3c : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 262144, kThreads = 256, kVector = 8 };
@@ -872,6 +924,101 @@ softmax_fwd_bf16_team_per_row_9995(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_team_per_row_e3ea(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+  // Look 1: online_softmax(x)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
+    }
+  }
+
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
 softmax_fwd_bf16_team_per_row_0951(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
@@ -962,6 +1109,128 @@ softmax_fwd_bf16_team_per_row_0951(
       pack(y_vec, y_values);
       if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_team_per_row_6cd0(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift =
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
+      (x_row - x)) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
+  const int own = head + lane * kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+  if (has_edge) {
+    x_edge = read<1, Load>(x_row + edge);
+  }
+
+  Chain::at_loads();
+
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+  // Look 1: online_softmax(x)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
+    }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    const float new_max = maximum(look1.row_max, x_i);
+    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum + exp_approximate(x_i - new_max);
+    look1.row_max = new_max;
+  }
+
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+  if (has_edge) {
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();
@@ -1346,101 +1615,6 @@ softmax_fwd_bf16_team_per_row_d274(
   Chain::at_end();
 }
 
-// softmax forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_e3ea(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-
-  // Look 1: online_softmax(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float new_max = look1.row_max;
-      float sums[kRunningSums] = {};
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        new_max = maximum(new_max, x_i);
-      }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
-      }
-      look1.row_sum += sum_in_pairs(sums);
-    }
-  }
-
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
 // softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -1708,20 +1882,46 @@ inline constexpr Tuned kTuned[] = {
     { 8192,   2048, 16, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_team_per_row_ee4b<Cols2048_66f4>>}},
     { 4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
      run<softmax_fwd_bf16_team_per_row_9995<Cols32000_3aa6>>}},
+    {   64,  32064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
+     run<softmax_fwd_bf16_team_per_row_e3ea<Cols32064_6d16>>}},
+    {   64,  32768, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
+     run<softmax_fwd_bf16_team_per_row_e3ea<Cols32768_405d>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
      run<softmax_fwd_bf16_team_per_row_0951<Cols32768_cd04>>}},
+    {   64,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 4},
+     run<softmax_fwd_bf16_team_per_row_6cd0<Cols50257_4252>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
      run<softmax_fwd_bf16_team_per_row_499e<Cols50257_482e>>}},
+    {   64,  51200, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 4},
+     run<softmax_fwd_bf16_team_per_row_e3ea<Cols51200_fb21>>}},
+    {   64,  51865,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 4},
+     run<softmax_fwd_bf16_team_per_row_6cd0<Cols51865_977b>>}},
+    {   64, 100352, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 28672},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols100352_990e>>}},
     {   64, 128256, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
      run<softmax_fwd_bf16_team_per_row_a27d<Cols128256_d732>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
      run<softmax_fwd_bf16_team_per_row_d274<Cols128256_8076>>}},
     {   64, 129280, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
      run<softmax_fwd_bf16_team_per_row_a27d<Cols129280_cb13>>}},
+    {   64, 131072, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols131072_3ae2>>}},
+    {   64, 151552, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols151552_66e9>>}},
     {   64, 151936, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
      run<softmax_fwd_bf16_team_per_row_a27d<Cols151936_c742>>}},
+    {   64, 152064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols152064_dca9>>}},
+    {   64, 163840, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols163840_da43>>}},
+    {   64, 200064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols200064_9429>>}},
     {   64, 201088, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
      run<softmax_fwd_bf16_team_per_row_a27d<Cols201088_ceb7>>}},
+    {   64, 202048, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
+     run<softmax_fwd_bf16_team_per_row_a27d<Cols202048_2f99>>}},
+    {   64, 256000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
+     run<softmax_fwd_bf16_team_per_row_e3ea<Cols256000_62ca>>}},
     {   64, 262144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
      run<softmax_fwd_bf16_team_per_row_e3ea<Cols262144_2a3c>>}},
 };
