@@ -32,6 +32,8 @@ setup(
             "python/launch.h",
             "*/templates/*.*",
             "codegen/library/*.cuh",
+            "measure/chains/*.cu",
+            "studies/*.cu",
             "cpu/shim/*",
             "cpu/shim/**/*",
             "cost/devices/*.json",

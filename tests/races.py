@@ -1,8 +1,8 @@
 """Schedules of one problem timed against each other on a GPU, between plain kernels, its input just written.
 
-    tests/data/races_h200.jsonl.xz   86 races
-    tests/data/races_h100.jsonl.xz   20 races; 40 tunes of random shapes, with all that they timed; 63 more, with the
-                                     rule's, the default and the tuned schedule; 36 tunes beside an H200's record
+    tests/data/races_h200.jsonl.xz   races
+    tests/data/races_h100.jsonl.xz   races; tunes of random shapes, with all that they timed, or with the rule's, the
+                                     default and the tuned schedule; tunes beside an H200's record
 
 A line: op, the keyword arguments of `problem_for`, and chains: schedule -> what the chain takes, over the first's of a
 race, the default's of that day of a tune, or the tuned one's. source (H100): which of these; tuned: that schedule.

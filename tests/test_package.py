@@ -117,7 +117,15 @@ def test_the_source_archive_holds_every_file_of_the_package(archives: tuple[Path
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_evidence_but_the_ladders(archives: tuple[Path, Path]) -> None:
     expected = {str(file if file.parts[0] == "normgen" else Path("normgen") / file) for file in DATA}
-    for part in ("py.typed", "cpu/shim/", "codegen/library/vec.cuh", "generated/records/h200.jsonl", "specs/suites/"):
+    for part in (
+        "py.typed",
+        "cpu/shim/",
+        "codegen/library/vec.cuh",
+        "measure/chains/around.cu",
+        "studies/probes.cu",
+        "generated/records/h200.jsonl",
+        "specs/suites/",
+    ):
         assert any(f"normgen/{part}" in name for name in expected), part
     held = {name for name in zipfile.ZipFile(archives[1]).namelist() if name.startswith("normgen/")}
     assert held - {LAUNCHER} == expected

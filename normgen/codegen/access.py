@@ -303,7 +303,7 @@ class Access(Tensors):
     def _walker_of(self, block: str) -> str:
         if self.plan.schedule.parts > 1:
             return f"{block} / kParts"
-        return f"{block} / kCluster" if self.plan.schedule.row_cluster > 1 else block
+        return f"{block} / kCluster" if self.plan.schedule.cluster > 1 else block
 
     @property
     def end(self) -> str:

@@ -41,7 +41,6 @@ from normgen.codegen.transport import transport_of
 from normgen.codegen.transport.transport import holders
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Column, Load, Map
-from normgen.schedule.knobs import Columns as Way
 from normgen.schedule.plan import Place, Plan, is_spared
 from normgen.schedule.schedule import RUNNING_SUMS
 from normgen.spec.spec import Kind
@@ -99,7 +98,7 @@ class MainKernel:
         return Launch(
             blocks=plan.blocks,
             threads=s.threads,
-            rows_per_block=plan.rows_per_tile,
+            rows_per_block=s.rows_per_block,
             cluster=s.cluster,
             parts=s.parts,
             persistent=s.persistent,
@@ -219,7 +218,7 @@ class MainKernel:
         """Which lane of which row a thread is."""
         plan, s = self.plan, self.plan.schedule
         lane = "Team::lane()"
-        if not plan.has_team and s.row_cluster > 1:
+        if not plan.has_team and s.cluster > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         if s.parts > 1:
             lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
@@ -339,16 +338,14 @@ class MainKernel:
         found: list[Let] = [] if problem.any_cols else [setting("kCols", problem.cols)]
         found.append(setting("kThreads", s.threads))
         if plan.has_team:
-            cluster = [setting("kCluster", s.cluster, "blocks that share a row")] if s.row_cluster > 1 else []
+            cluster = [setting("kCluster", s.cluster, "blocks that share a row")] if s.cluster > 1 else []
             found += [*team_constants(plan), *cluster]
-        elif s.row_cluster > 1:
+        elif s.cluster > 1:
             found.append(setting("kCluster", s.cluster, "blocks that share a row"))
             found += [constant("kWarps", "kThreads / 32"), constant("kThreadsPerRow", "kCluster * kThreads")]
         elif s.parts > 1:
             found.append(setting("kParts", s.parts, "blocks that share a row"))
             found.append(constant("kThreadsPerRow", "kParts * kThreads"))
-        if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
-            found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
         found.append(setting("kVector", s.vector, "elements per access"))
         if plan.cut.has_unit:
             found.append(setting("kUnit", plan.cut.unit, "elements: a row's first vector starts at a multiple of them"))
@@ -395,14 +392,11 @@ class MainKernel:
         owner = "a team of threads owns a row" if plan.has_team else owner
         reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
         reads = reads if plan.places == (Place.RELOAD,) else 1
-        beside = ""
-        if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
-            beside += ", the blocks of a cluster share their column sums"
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
         times = f"up to {times}" if reads > 1 and any(map(is_spared, plan.looks)) else times
         size = ", any number of columns" if plan.problem.any_cols else ""
         what = f"{plan.problem.spec.name} {plan.problem.direction.value}{size}"
-        first = f"{what}: {owner}{beside}; each row is read {times}."
+        first = f"{what}: {owner}; each row is read {times}."
         taken = (f"{written} takes the place of {read}." for written, read in plan.problem.in_place)
         laid = (f"{name} is {layout.replace('_', '-')}." for name, layout in plan.problem.layout)
         last = ("The last rows come first: of an input too large for L2 it still has these.",) if plan.descends else ()

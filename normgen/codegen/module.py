@@ -54,8 +54,8 @@ class Launch:
     """How to size a launch; everything but the row count is fixed when the text is emitted."""
 
     threads: int
-    rows_per_block: int = 1  # rows of a trip of a block, or of the cluster it belongs to
-    cluster: int = 1  # consecutive blocks (x) that share a row, or their column sums
+    rows_per_block: int = 1  # rows of a trip of a block
+    cluster: int = 1  # consecutive blocks (x) that share a row
     parts: int = 1  # consecutive blocks (x) that share a row without a cluster
     persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
     shared_bytes: int = 0  # dynamic shared memory

@@ -13,10 +13,9 @@ from fractions import Fraction
 from normgen.dtypes import DTYPES, F32
 from normgen.errors import ProgramError
 from normgen.program.frozen import BRACKETS, FLOAT, INT, LONGEST_PRODUCT
-from normgen.program.functions import MEANINGS
 from normgen.program.trees import is_minus
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, Roll, roll_of
-from normgen.spec.functions import COLS, CONSTANTS, INFINITY, INNER, POWER, ROLL
+from normgen.spec.functions import CALLS, COLS, CONSTANTS, INFINITY, INNER, POWER, ROLL
 
 CHOICE, SUM, PRODUCT, ATOM = 0, 1, 2, 3  # how tightly a piece of text binds
 COL, SIZES = "col", (COLS, INNER)
@@ -113,7 +112,7 @@ class Printer:
     def function(self, name: str) -> str:
         """What the function of that name is called."""
         special = {POWER: "powf", "divide": "__fdiv_rn"}.get(name)
-        return special or (MEANINGS[name].text if name in MEANINGS else "") or name
+        return special or (CALLS[name].text if name in CALLS else "") or name
 
     def condition(self, tree: Expression) -> str:
         """The tree as a bool."""

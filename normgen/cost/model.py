@@ -161,7 +161,7 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
         )
     if s.reduce_with is ReduceWith.SHARED_TREE and s.threads_per_row <= 32:
         reduce *= 2
-    reduce += c.cluster_barrier_us if s.row_cluster > 1 else 0.0
+    reduce += c.cluster_barrier_us if s.cluster > 1 else 0.0
     return reduce + (c.grid_exchange_us if s.meets_in_memory else 0.0)
 
 
@@ -216,8 +216,6 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
         return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
     groups = s.threads / max(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
-    if s.columns is Columns.CLUSTER_PARTIALS:  # two barriers around remote reads, which take about as long as one
-        in_block += (2 + -(-sums // (4 * s.threads * s.cluster))) * c.cluster_barrier_us
     blocks /= s.cluster  # the blocks of a cluster fill one partial row together
     if s.columns is Columns.REGISTER_ATOMIC:
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us

@@ -49,10 +49,6 @@ class Run:
     seconds: float
     steps: tuple[Step, ...] = ()
 
-    @property
-    def is_clean(self) -> bool:
-        return not self.faults
-
 
 @dataclass(frozen=True, kw_only=True)
 class Program:

@@ -69,15 +69,6 @@ def compile_module(module: Module, arch: int, *, options: Sequence[str] = (), ca
     return cubin
 
 
-def ptx(module: Module, arch: int, *, options: Sequence[str] = ()) -> str:
-    """The module's PTX for `sm_{arch}`: what the test for double arithmetic reads. Raises CompileError."""
-    job = job_of(module, arch, options=options)
-    compiled = _compiled(job)
-    if compiled.error:
-        raise refused(job, compiled)
-    return compiled.ptx.decode()
-
-
 def _compiled(job: Job) -> nvrtc.Compiled:
     return nvrtc.compile_text(job.text, name=job.name, options=job.options, instances=job.instances)
 

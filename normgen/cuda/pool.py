@@ -13,8 +13,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +24,6 @@ from normgen.cuda.compiler import Job, finish, job_of
 from normgen.cuda.cubin import Cubin
 from normgen.errors import CompileError, NoDeviceError
 
-Outcome = Cubin | CompileError
 _TIMEOUT_S = 120.0
 
 
@@ -89,21 +87,9 @@ class CompilePool:
         """Start every worker now, in the background: they load NVRTC while the caller does something else."""
         self._threads.submit(self._start_all)
 
-    def submit(self, module: Module, arch: int, *, options: Sequence[str] = ()) -> Future[Cubin]:
+    def submit(self, module: Module, arch: int) -> Future[Cubin]:
         """Compile a module for `sm_{arch}` in some worker, or take it from the cache."""
-        return self._threads.submit(self._compile, module, arch, tuple(options))
-
-    def compile_many(
-        self, modules: Iterable[Module], arch: int, *, options: Sequence[str] = ()
-    ) -> Iterator[tuple[int, Outcome]]:
-        """(index, Cubin or CompileError) of every module, in the order they complete."""
-        index_of = {self.submit(module, arch, options=options): i for i, module in enumerate(modules)}
-        try:
-            for future in as_completed(index_of):
-                yield index_of[future], _outcome(future)
-        finally:
-            for future in index_of:
-                future.cancel()
+        return self._threads.submit(self._compile, module, arch)
 
     def close(self) -> None:
         """Kill every worker and cancel what has not begun."""
@@ -125,8 +111,8 @@ class CompilePool:
     ) -> None:
         self.close()
 
-    def _compile(self, module: Module, arch: int, options: tuple[str, ...]) -> Cubin:
-        job = job_of(module, arch, options=options)
+    def _compile(self, module: Module, arch: int) -> Cubin:
+        job = job_of(module, arch)
         found = self._cache.get(job.key) if self._cache else None
         if found is not None:
             return found
@@ -167,36 +153,6 @@ class CompilePool:
             worker = self._idle.pop() if self._idle else _Worker()
             self._busy.add(worker)
             return worker
-
-
-def compile_many(
-    modules: Iterable[Module],
-    arch: int,
-    *,
-    workers: int | None = None,
-    options: Sequence[str] = (),
-    cache: CubinCache | None = None,
-    on_done: Callable[[int, Outcome], None] | None = None,
-) -> list[Outcome]:
-    """Compile all modules for `sm_{arch}` in parallel; a Cubin or a CompileError for each, in their order.
-
-    `on_done(index, outcome)` is called as each completes. Raises NoDeviceError if NVRTC does not load.
-    """
-    wanted = list(modules)
-    outcomes: dict[int, Outcome] = {}
-    with CompilePool(min(workers or len(os.sched_getaffinity(0)), len(wanted)), cache=cache) as pool:
-        for index, outcome in pool.compile_many(wanted, arch, options=options):
-            outcomes[index] = outcome
-            if on_done:
-                on_done(index, outcome)
-    return [outcomes[index] for index in range(len(wanted))]
-
-
-def _outcome(future: Future[Cubin]) -> Outcome:
-    try:
-        return future.result()
-    except CompileError as error:
-        return error
 
 
 def _lost(job: Job, error: Exception, status: int, timeout_s: float) -> CompileError:

@@ -1,4 +1,4 @@
-"""What the functions of the formula language mean: as sympy, as CUDA, and their derivatives.
+"""What the functions of the formula language mean to sympy, and their derivatives.
 
 sympy reasons about real numbers, which are neither NaN nor infinite: `x < x` is false to it and `x <= x` true, and it
 would merge the branches of a `where`. So comparisons, branches and roundings to whole numbers are functions of our
@@ -14,6 +14,7 @@ from typing import Any, Self
 import sympy as sp
 
 from normgen.dtypes import DTYPES, DType
+from normgen.spec.functions import CALLS, Domain, Function
 from normgen.spec.spec import Kind
 
 Slope = Callable[[sp.Expr], tuple[sp.Expr, ...]]
@@ -42,39 +43,39 @@ class Condition(Opaque):
 
 
 class less(Condition):
-    symbol = "<"
+    """a < b"""
 
 
 class less_equal(Condition):
-    symbol = "<="
+    """a <= b"""
 
 
 class greater(Condition):
-    symbol = ">"
+    """a > b"""
 
 
 class greater_equal(Condition):
-    symbol = ">="
+    """a >= b"""
 
 
 class equal(Condition):
-    symbol = "=="
+    """a == b"""
 
 
 class unequal(Condition):
-    symbol = "!="
+    """a != b"""
 
 
 class both(Condition):
-    symbol = "&&"
+    """a and b"""
 
 
 class either(Condition):
-    symbol = "||"
+    """a or b"""
 
 
 class negation(Condition):
-    symbol = "!"
+    """not a"""
 
 
 class where(Opaque):
@@ -200,51 +201,53 @@ STEPS = (Condition, cast, constant, floor, ceil, rint, sign)
 
 @dataclass(frozen=True)
 class Meaning:
-    """One function.
+    """What sympy makes of a function of spec/functions.py, whose table has its texts.
 
     make   its sympy class
-    text   its name in CUDA; "" where the printer writes it in a way of its own
     slope  factors of the derivative by its argument; None: the derivative is 0, or has a rule of its own
     """
 
     make: Any
-    text: str
     slope: Slope | None = None
 
 
 MEANINGS: dict[str, Meaning] = {
-    "exp": Meaning(sp.exp, "expf", lambda f: (f,)),
-    "log": Meaning(sp.log, "logf", lambda f: (sp.Pow(f.args[0], -1),)),
-    "log1p": Meaning(log1p, "log1pf", lambda f: (sp.Pow(1 + f.args[0], -1),)),
-    "expm1": Meaning(expm1, "expm1f", lambda f: (sp.exp(f.args[0]),)),
-    "abs": Meaning(sp.Abs, "fabsf", lambda f: (sign(f.args[0]),)),
-    "sign": Meaning(sign, ""),
-    "**": Meaning(power_of, "", lambda f: (f.args[1], power_of(f.args[0], f.args[1] - 1))),
-    "tanh": Meaning(sp.tanh, "tanhf", lambda f: (1 - f**2,)),
-    "erf": Meaning(sp.erf, "erff", lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
-    "sin": Meaning(sp.sin, "sinf", lambda f: (sp.cos(f.args[0]),)),
-    "cos": Meaning(sp.cos, "cosf", lambda f: (sp.Integer(-1), sp.sin(f.args[0]))),
-    "floor": Meaning(floor, "floorf"),
-    "ceil": Meaning(ceil, "ceilf"),
-    "round": Meaning(rint, "rintf"),
-    "minimum": Meaning(sp.Min, ""),
-    "maximum": Meaning(sp.Max, ""),
-    "%": Meaning(remainder, ""),
-    "divide": Meaning(divide, ""),
-    "constant": Meaning(constant, ""),
-    "clamp": Meaning(clamp, ""),
-    "where": Meaning(where, ""),
-    "<": Meaning(less, ""),
-    "<=": Meaning(less_equal, ""),
-    ">": Meaning(greater, ""),
-    ">=": Meaning(greater_equal, ""),
-    "==": Meaning(equal, ""),
-    "!=": Meaning(unequal, ""),
-    "and": Meaning(both, ""),
-    "or": Meaning(either, ""),
-    "not": Meaning(negation, ""),
+    "exp": Meaning(sp.exp, lambda f: (f,)),
+    "log": Meaning(sp.log, lambda f: (sp.Pow(f.args[0], -1),)),
+    "log1p": Meaning(log1p, lambda f: (sp.Pow(1 + f.args[0], -1),)),
+    "expm1": Meaning(expm1, lambda f: (sp.exp(f.args[0]),)),
+    "abs": Meaning(sp.Abs, lambda f: (sign(f.args[0]),)),
+    "sign": Meaning(sign),
+    "**": Meaning(power_of, lambda f: (f.args[1], power_of(f.args[0], f.args[1] - 1))),
+    "tanh": Meaning(sp.tanh, lambda f: (1 - f**2,)),
+    "erf": Meaning(sp.erf, lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
+    "sin": Meaning(sp.sin, lambda f: (sp.cos(f.args[0]),)),
+    "cos": Meaning(sp.cos, lambda f: (sp.Integer(-1), sp.sin(f.args[0]))),
+    "floor": Meaning(floor),
+    "ceil": Meaning(ceil),
+    "round": Meaning(rint),
+    "minimum": Meaning(sp.Min),
+    "maximum": Meaning(sp.Max),
+    "%": Meaning(remainder),
+    "divide": Meaning(divide),
+    "constant": Meaning(constant),
+    "clamp": Meaning(clamp),
+    "where": Meaning(where),
+    "<": Meaning(less),
+    "<=": Meaning(less_equal),
+    ">": Meaning(greater),
+    ">=": Meaning(greater_equal),
+    "==": Meaning(equal),
+    "!=": Meaning(unequal),
+    "and": Meaning(both),
+    "or": Meaning(either),
+    "not": Meaning(negation),
 }
 NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items()} | {roll: "roll"}
+
+
+# The classes of functions that are no number for every argument.
+PARTIAL = tuple(meaning.make for name, meaning in MEANINGS.items() if CALLS[name].needs)
 
 
 def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:
@@ -258,3 +261,20 @@ def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:
 def name_of(expr: sp.Expr) -> str | None:
     """The language's name of the function that `expr` is a call of; None where it is none."""
     return NAMES.get(type(expr))
+
+
+def function_of(expr: sp.Expr) -> Function | None:
+    """The function of the language that `expr` is a call of; None where it is none."""
+    return CALLS.get(name_of(expr) or "")
+
+
+def text_of(expr: sp.Expr) -> str:
+    """The name, or the sign, that CUDA has for the function that `expr` is a call of; "" where it has none."""
+    found = function_of(expr)
+    return found.text if found else ""
+
+
+def needs_of(expr: sp.Expr) -> list[tuple[sp.Expr, Domain]]:
+    """The arguments of a call that must be of a domain for it to be a number: x of log(x), b of divide(a, b)."""
+    found = function_of(expr)
+    return [(expr.args[found.arguments.index(n)], domain) for n, domain in found.needs.items()] if found else []

@@ -128,10 +128,6 @@ class Results:
         """The last result of a schedule in this environment; whether its text is today's, the asker must see."""
         return self._hits.get(schedule)
 
-    def why_missing(self, schedule: Schedule) -> str:
-        """Why `get` has no answer."""
-        return self._misses.get(schedule) or "never measured for this problem and GPU model"
-
     def counts(self) -> dict[str, int]:
         """Usable schedules, and for each reason how many schedules miss because of it."""
         found = {"usable": len(self._hits)}

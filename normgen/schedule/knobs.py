@@ -169,7 +169,6 @@ class Columns(StrEnum):
     """How column reductions (dweight, dbias) are summed over blocks."""
 
     PARTIALS_TWO_KERNELS = "partials_two_kernels"
-    CLUSTER_PARTIALS = "cluster_partials"
     PARTIALS_LAST_TILE = "partials_last_tile"
     REGISTER_ATOMIC = "register_atomic"
     SHARED_ATOMIC = "shared_atomic"
@@ -178,12 +177,12 @@ class Columns(StrEnum):
     @property
     def is_deterministic(self) -> bool:
         """Whether sums have the same bits in every run: each in a fixed order, no atomics on sums."""
-        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.CLUSTER_PARTIALS, Columns.PARTIALS_LAST_TILE)
+        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.PARTIALS_LAST_TILE)
 
     @property
     def has_two_kernels(self) -> bool:
         """Whether a second kernel adds rows of partial sums."""
-        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.CLUSTER_PARTIALS)
+        return self is Columns.PARTIALS_TWO_KERNELS
 
 
 class DependentLaunch(StrEnum):
@@ -242,10 +241,12 @@ class Knob:
     plain      the value that does nothing
     forward    the values that a spec's forward kernels are searched for, if the spec does not say; () is the plain one
     backward   the same of backward kernels
+    taught     values that no record and no race was won by: ladders, `--schedule` and specs name them, no search does
     meaning    what the knob decides
     words      what a value is good for: value -> description; of a knob of numbers, one description under ""
     least_arch the first sm_NN that has a value, where not every arch has it
     elsewhere  what CUDA, PTX and other libraries call a value: value -> names, for hints
+    gone       values of earlier versions: value -> what to take instead, for hints
     """
 
     name: str
@@ -255,9 +256,11 @@ class Knob:
     meaning: str
     forward: tuple[Any, ...] = ()
     backward: tuple[Any, ...] = ()
+    taught: frozenset[Any] = frozenset()
     words: Mapping[str, str] = field(default_factory=dict)
     least_arch: Mapping[str, int] = field(default_factory=dict)
     elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_size(self) -> bool:
@@ -298,10 +301,10 @@ TABLE: tuple[Knob, ...] = (
         values=(1, 2, 4, 8, 16),
         plain=1,
         group=Group.CUT,
-        meaning="blocks that share one row; with columns = cluster_partials each has its own rows and they share sums",
+        meaning="blocks that share one row",
         forward=(1, 2, 4, 8, 16),
         backward=(1, 2, 4, 8),
-        words={"": "blocks of a cluster share a row, or their column sums, through distributed shared memory"},
+        words={"": "blocks of a cluster share a row through distributed shared memory"},
         least_arch={"2": 90, "4": 90, "8": 90, "16": 90},
     ),
     Knob(
@@ -319,7 +322,8 @@ TABLE: tuple[Knob, ...] = (
         plain=ReduceWith.SHUFFLE,
         group=Group.METHOD,
         meaning="how the threads of a row combine",
-        forward=tuple(ReduceWith),
+        forward=(ReduceWith.SHUFFLE, ReduceWith.SHORT_CHAINS, ReduceWith.COOPERATIVE_GROUPS),
+        taught=frozenset({ReduceWith.SHARED_TREE}),
         words={
             "short_chains": "each thread reads what every warp has left; the largest of a warp in one instruction, of "
             "vectors in pairs of 16 bits",
@@ -354,6 +358,7 @@ TABLE: tuple[Knob, ...] = (
         # elsewhere, rstd is off by 37 times its bound (4096 cols, f32). Not welford, whose division a column costs 6 to
         # 30 % (the best in seven sweeps on an H200); no record has it.
         forward=(Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS, Variance.GUARDED),
+        taught=frozenset({Variance.SUM_OF_SQUARES, Variance.SHIFTED, Variance.WELFORD}),
         words={
             "corrected_two_pass": "the second pass sums the residuals too, and corrects variance and means far from 0",
             "sum_of_squares": "the variance as E[x^2] - mean^2, in one pass",
@@ -474,6 +479,7 @@ TABLE: tuple[Knob, ...] = (
         meaning="the cache hint of the elem tensors' loads",
         forward=(Load.EVICT_LAST, Load.DEFAULT, Load.NO_ALLOCATE),
         backward=(Load.DEFAULT, Load.NO_ALLOCATE),
+        taught=frozenset({Load.STREAMING, Load.CACHE_GLOBAL, Load.EVICT_FIRST}),
         words={
             "streaming": "loads that are evicted first (ld.cs)",
             "cache_global": "loads past the L1 (ld.cg)",
@@ -497,6 +503,7 @@ TABLE: tuple[Knob, ...] = (
         meaning="the cache hint of the elem tensors' stores",
         forward=(Store.DEFAULT, Store.STREAMING),
         backward=(Store.DEFAULT, Store.STREAMING),
+        taught=frozenset({Store.CACHE_GLOBAL, Store.EVICT_FIRST}),
         words={
             "streaming": "stores that are evicted first (st.cs)",
             "cache_global": "stores past the L1 (st.cg)",
@@ -541,17 +548,10 @@ TABLE: tuple[Knob, ...] = (
         plain=Columns.PARTIALS_TWO_KERNELS,
         group=Group.METHOD,
         meaning="how column reductions are summed over blocks",
-        # Not cluster_partials: 1.02 to 1.11 times the time of partials_two_kernels (figures: codegen/columns).
-        backward=(
-            Columns.PARTIALS_TWO_KERNELS,
-            Columns.PARTIALS_LAST_TILE,
-            Columns.REGISTER_ATOMIC,
-            Columns.SHARED_ATOMIC,
-            Columns.ATOMIC,
-        ),
+        backward=(Columns.PARTIALS_TWO_KERNELS, Columns.ATOMIC),
+        taught=frozenset({Columns.PARTIALS_LAST_TILE, Columns.REGISTER_ATOMIC, Columns.SHARED_ATOMIC}),
         words={
             "partials_two_kernels": "column sums: partial rows, summed by a second kernel",
-            "cluster_partials": "column sums: partial rows of whole clusters, summed by a second kernel",
             "partials_last_tile": "column sums: partial rows, summed tile by tile by the last block to arrive there",
             "register_atomic": "column sums: registers, then one atomic a column and block",
             "shared_atomic": "column sums: shared memory, then one atomic a column and block",
@@ -562,6 +562,7 @@ TABLE: tuple[Knob, ...] = (
             "shared_atomic": ("smem_atomic",),
             "partials_two_kernels": ("partials", "two_kernels"),
         },
+        gone={"cluster_partials": "partials_two_kernels, which took 0.90 to 0.98 times as long on an H200"},
     ),
     Knob(
         name="dependent_launch",
@@ -570,7 +571,8 @@ TABLE: tuple[Knob, ...] = (
         group=Group.FREE,
         meaning="on: a call's second kernel starts while its first one ends; the others: every kernel does so",
         forward=(DependentLaunch.OFF, DependentLaunch.START, DependentLaunch.LOADS, DependentLaunch.END),
-        backward=(DependentLaunch.OFF, DependentLaunch.ON, DependentLaunch.START, DependentLaunch.END),
+        backward=(DependentLaunch.OFF, DependentLaunch.START, DependentLaunch.END),
+        taught=frozenset({DependentLaunch.ON}),
         words={
             "on": "the second kernel starts while the first one ends",
             "start": "every kernel starts while the one in front ends; it lets the next one start at once",
@@ -623,12 +625,16 @@ TABLE: tuple[Knob, ...] = (
     ),
     _tile("tile_m", (16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
     _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
-    _tile("tile_k", (8, 16, 32), "of k, the axis that a contraction sums, what a block reads at a time"),
+    _tile(
+        "tile_k",
+        (8, 16, 32),
+        "of k, the axis that a contraction sums, what a block reads at a time: with hold = shared to shared memory, "
+        "`stages` of them in flight",
+    ),
     _tile("thread_m", (1, 2, 4, 8, 16), "of tile_m, what a thread owns in registers"),
     _tile("thread_n", (1, 2, 4, 8, 16), "of tile_n, what a thread owns in registers"),
 )
 
-DETERMINISTIC_COLUMNS = tuple(c for c in Columns if c.is_deterministic)
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in TABLE}
 
 
@@ -665,6 +671,8 @@ def _value_meant(knob: Knob, given: Any) -> str | None:
     """The hint for an unknown value of a knob."""
     if not isinstance(given, str):
         return None
+    if given in knob.gone:
+        return f"{knob.name}={given} was taken out: use {knob.gone[given]}"
     elsewhere = {other: value for value, names in knob.elsewhere.items() for other in names}
     if given in elsewhere:
         value = elsewhere[given]

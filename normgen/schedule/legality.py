@@ -346,8 +346,6 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     if device.arch < 90:
         return "thread-block clusters need sm_90"
-    if s.row_cluster == 1:
-        return None
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
     if s.reduce_with is not ReduceWith.SHUFFLE and (s.persistent or not s.reduce_with.is_short):
@@ -525,7 +523,7 @@ def _bulk(problem: Problem, s: Schedule) -> str | None:
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not problem.sums_rows:
         return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
-    if not problem.column_outputs and s.columns in (Columns.SHARED_ATOMIC, Columns.CLUSTER_PARTIALS):
+    if not problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
         return "a block has one number for each total: columns = partials_two_kernels or register_atomic"
     if problem.any_cols and s.columns is not Columns.ATOMIC:
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
@@ -547,8 +545,6 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if not s.persistent:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
-    if s.columns is Columns.CLUSTER_PARTIALS and s.cluster == 1:
-        return "blocks add their column sums together through the shared memory of a cluster: cluster >= 2"
     if problem.column_outputs and s.hold is not Hold.REGISTERS and s.unroll != 0:
         return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None
@@ -558,7 +554,7 @@ def _guarded(_: Problem, s: Schedule, __: Device) -> str | None:
     """A branch that a whole row takes has barriers that only its threads may share."""
     if s.variance is not Variance.GUARDED:
         return None
-    if s.row_cluster > 1 and s.persistent:
+    if s.cluster > 1 and s.persistent:
         return "clusters that loop over rows count every exchange: a row that is spared its second pass misses one"
     by_block = s.threads_per_row > 1 if s.reduce_with is ReduceWith.SHARED_TREE else s.threads_per_row > 32
     alone = has_row_barriers(s) and s.reduce_with is not ReduceWith.SHARED_TREE

@@ -176,9 +176,7 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     if s.columns is Columns.SHARED_ATOMIC:
         return row
     groups = s.rows_per_block if s.peels else s.threads // max(32, s.threads_per_row)
-    if s.columns is Columns.ATOMIC or (
-        s.rows_per_block == 1 and not s.peels and s.columns is not Columns.CLUSTER_PARTIALS
-    ):
+    if s.columns is Columns.ATOMIC or (s.rows_per_block == 1 and not s.peels):
         groups = 0
     return max(groups * row, 16 * s.threads if s.columns is Columns.PARTIALS_LAST_TILE else 0)
 
@@ -713,7 +711,7 @@ class Plan:
             return None
         p, s, way = self.problem, self.schedule, self.schedule.columns
         in_registers = way is Columns.REGISTER_ATOMIC or way.is_deterministic
-        regroups = s.rows_per_block > 1 or self.cut.shifted or way is Columns.CLUSTER_PARTIALS
+        regroups = s.rows_per_block > 1 or self.cut.shifted
         row_bytes = len(stores) * sums_pitch(p) * 4
         own_bytes = -(-row_bytes // (16 * s.parts)) * 16 if s.parts > 1 else row_bytes // s.cluster
         total_bytes = -(-len(totals) // 32) * 128
@@ -762,15 +760,10 @@ class Plan:
         return shared_bytes(self.problem, self.schedule)
 
     @property
-    def rows_per_tile(self) -> int:
-        """Rows of a trip of a block, or of the cluster it belongs to."""
-        return self.schedule.rows_per_block * (self.schedule.cluster // self.schedule.row_cluster)
-
-    @property
     def period(self) -> int:
         """The blocks of a persistent grid are a multiple of this: a thread's rows all start at one alignment."""
         unit = self.cut.unit
-        return unit // math.gcd(unit, self.rows_per_tile) if self.one_shift else 1
+        return unit // math.gcd(unit, self.schedule.rows_per_block) if self.one_shift else 1
 
     @property
     def blocks(self) -> int:

@@ -124,7 +124,7 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
 
     Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
     """
-    if s.row_cluster == 1:
+    if s.cluster == 1:
         return None
     if not problem.sums_rows and not reduces_rows(problem):
         return "not searched: clusters whose blocks have nothing to exchange; parts are as good without one"
@@ -156,7 +156,7 @@ def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "not searched: one block that loops over all rows"
     is_asked = "columns" in problem.searched_knobs or problem.any_cols
     if problem.sums_rows and problem.rows >= 2048 and not is_asked and not s.columns.has_two_kernels:
-        return "not searched: column sums of many rows by atomics or last arrivers"
+        return "not searched: column sums of many rows by atomics"
     return None
 
 

@@ -36,51 +36,10 @@ RUNNING_SUMS = 4  # that a thread's vectors add to, at most: short chains of add
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How one kernel runs.
+    """How one kernel runs: a value for each knob of `knobs.TABLE`, which says what each decides.
 
-    threads_per_row  1 = a thread owns a row; <= 32 = a (sub-)warp, shuffles only; above = whole warps
-    rows_per_block   rows side by side in one block
-    cluster          blocks that share one row through distributed shared memory (sm_90+); with columns =
-                     cluster_partials they walk rows of their own, and share their column sums
-    parts            blocks of the grid that share one row, not as a cluster: of a program without row reductions they
-                     exchange nothing; else they walk rows (persistent >= 1), all of them resident at a time, and
-                     exchange what they find through memory
-    reduce_with      shuffle | short_chains | cooperative_groups | shared_tree: how the threads of a row combine
-    vector           elements of one access to the first row input (bytes: vector * element size)
-    variance         two_pass | corrected_two_pass | sum_of_squares | shifted | welford | guarded: the rewrite of a
-                     variance
-    softmax          two_pass | online: the rewrite of a softmax denominator
-    hold             registers | shared | hybrid | reload: where a row waits between looks; hybrid: as much of it in
-                     registers as they take, the rest in shared memory
-    keep             row | values: what of a row in registers waits between looks. row: the row as it is stored; each
-                     look converts it and computes of it what it needs. values: what later looks need, as floats
-    copy             direct | cp_async | bulk: how a row reaches the SM
-    edges            exact | masked | peel: cols % vector == 0; a masked last vector; a scalar head and tail
-    persistent       blocks per SM of a grid that loops over rows; 0 = one block per row tile
-    stages           rows in flight in the persistent loop: 2 with the next one in registers; with asynchronous copies
-                     1 to 4 row tiles in shared memory
-    unroll           vectors per loop trip when the row is not held in registers; 0 = all
-    load, store      cache hints of the elem tensors
-    params           early | late | prefetched | kept | packed: when the column parameters are read; prefetched brings
-                     them to L2 ahead; kept and packed read them once for all rows of a block, packed keeps
-                     them as stored (16-bit ones take half the registers)
-    blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
-    columns          how column reductions (dweight, dbias) are summed over blocks, see Columns.is_deterministic
-    arithmetic       exact | approximate: exponentials by expf, or by the hardware's power of two
-    division         ieee | remainder: means, scales and reciprocals of rows by IEEE divisions, or by products and what
-                     these leave
-    dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
-                     kernel starts while its first one ends; the others: every kernel starts while the one in front
-                     of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
-                     ends
-    row_order        ascending | descending: which rows a launch begins with. Of an input that does not fit L2 the last
-                     rows are still there, if the kernel in front wrote it in order
-    statistics       nullable | left_out: a kernel of a problem without some statistics has them all the same and takes
-                     null pointers for them, so that it serves callers with them too, or it leaves them out
-    tile_m, tile_n   of a contraction, the tile of its result that a block owns; 0: a kernel of rows
-    tile_k           of the axis that is summed, what a block reads at a time. hold: shared, both sides wait in shared
-                     memory; reload, each thread reads what it multiplies. stages: tiles of both sides there at a time
-    thread_m, thread_n  of the tile, what a thread owns in registers
+    The plain values are those of a kernel without techniques: a block of 256 threads owns a row, and reads it for every
+    pass. docs/knobs.md has each knob with pictures.
     """
 
     threads_per_row: int = 256
@@ -179,12 +138,7 @@ class Schedule:
     @property
     def row_blocks(self) -> int:
         """Blocks that share one row: as a cluster, or as parts of the row."""
-        return self.row_cluster * self.parts
-
-    @property
-    def row_cluster(self) -> int:
-        """Blocks of a cluster that share one row: all of them, unless these only add their column sums together."""
-        return 1 if self.columns is Columns.CLUSTER_PARTIALS else self.cluster
+        return self.cluster * self.parts
 
     @property
     def meets_in_memory(self) -> bool:
@@ -198,7 +152,7 @@ class Schedule:
         """
         if self.tile_m:
             return "block_per_tile"
-        if self.row_cluster > 1:
+        if self.cluster > 1:
             return "cluster_per_row"
         if self.parts > 1:
             return "blocks_per_row" if self.persistent else "block_per_part"

@@ -21,6 +21,7 @@ from normgen.cuda.launch import LoadedModule
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Event, Graph, Stream
 from normgen.device import Device
+from normgen.measure.chains.kernels import text_of
 from normgen.measure.chains.roofs import Streams, elementwise_roofs
 
 LINE = 128
@@ -32,35 +33,6 @@ L1_RING = 16 << 10
 COPY_MIB = (1, 4, 16, 64, 256, 1024)
 SMALLEST_SHARE = 0.1  # a slope below this share of its start is noise: the old constant stays
 
-_TEXT = """\
-// What a kernel of the measured kind does, again and again; the result is stored so that nothing is optimised away.
-extern "C" __global__ void empty(unsigned* out, const unsigned* in, int count) {}
-
-extern "C" __global__ void chase(unsigned* out, const unsigned* in, int count) {
-    unsigned at = out[0];  // goes on where the last launch ended: lines that no launch has brought to L2 yet
-    for (int i = 0; i < count; ++i) at = in[at];
-    out[0] = at;
-}
-
-extern "C" __global__ void shuffle(unsigned* out, const unsigned* in, int count) {
-    unsigned v = threadIdx.x;
-    for (int i = 0; i < count; ++i) v += __shfl_xor_sync(0xffffffffu, v, 1 + (i & 15));
-    out[threadIdx.x] = v;
-}
-
-extern "C" __global__ void barrier(unsigned* out, const unsigned* in, int count) {
-    for (int i = 0; i < count; ++i) __syncthreads();
-    out[threadIdx.x] = count;
-}
-"""
-_CLUSTER_TEXT = """\
-extern "C" __global__ void cluster_barrier(unsigned* out, const unsigned* in, int count) {
-    for (int i = 0; i < count; ++i) {
-        asm volatile("barrier.cluster.arrive.aligned;\\n\\tbarrier.cluster.wait.aligned;" ::: "memory");
-    }
-    out[threadIdx.x] = count;
-}
-"""
 _PARAMS = (
     Param(name="out", ctype="unsigned*", source=Source.TENSOR, key="out"),
     Param(name="in", ctype="const unsigned*", source=Source.TENSOR, key="in"),
@@ -70,7 +42,7 @@ _PARAMS = (
 
 def probe_module(name: str, *, threads: int = 32, cluster: int = 1) -> Module:
     """The module of one probe: `rows` of the launch is how often it does its thing, on one block or cluster."""
-    text = _CLUSTER_TEXT if cluster > 1 else _TEXT
+    text = text_of("normgen.studies", "cluster_probe.cu" if cluster > 1 else "probes.cu")
     launch = Launch(threads=threads, cluster=cluster, blocks=cluster)
     return Module(
         instructions="", text=text, kernels=(Kernel(name=name, params=_PARAMS, launch=launch),),

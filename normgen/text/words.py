@@ -97,20 +97,6 @@ WORDS: tuple[Word, ...] = (
     ),
 )
 
-# What was said before, and is no word of the field: README, help and printed results do without.
-RETIRED: dict[str, str] = {
-    r"\b[Pp]rices?\b": "marginal time",
-    r"\broofs?\b": "roofline",
-    r"\b(?:a|one|two|three|each|every|second|third|last|first|later|another|between|the|no) looks?\b|\blooked at\b"
-    r"|\blooks (?:at memory|at every row)\b|\bbetween the looks\b": "pass",
-    r"\btrips?\b": "iteration",
-    r"\bwalk(?:s|ed|ers?|ing)?\b": "loop over",
-    r"\bedges?\b(?!=)": "end of a row, tail",
-    r"\bslots?\b": "buffer, stage",
-    r"\b(?:of|from|for|in) (?:a|one|another|other|its own) places?\b|\| place \|": "setting and context",
-    r"\b(?:behind|in front of) (?:it|itself|them)\b": "after, before",
-}
-
 
 def used(text: str, *, printed: bool = False) -> tuple[Word, ...]:
     """The words that a text uses, in the order of the table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,29 +13,17 @@ from jax import lax
 
 from normgen.dtypes import BF16, F32, DType
 from normgen.problem.problem import Problem
-from normgen.traced import four_bits
+from normgen.spec.functions import CALLS
+from normgen.traced import four_bits, philox
 from normgen.traced.arrays import ArrayArithmetic, ArrayFunction
 
 Array = Any
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
-    **{name: getattr(jnp, name) for name in ("exp", "log", "log1p", "expm1", "sqrt", "abs", "tanh", "sin", "cos")},
-    **{name: getattr(jnp, name) for name in ("floor", "ceil", "round", "minimum", "maximum", "sign")},
+    **{name: operator.attrgetter(f.jax)(jax) for name, f in CALLS.items() if f.jax},
     "divide": lambda a, b: _divided(a, b),
-    "rsqrt": lax.rsqrt,
-    "sigmoid": jax.nn.sigmoid,
-    "erf": lax.erf,
-    "constant": lax.stop_gradient,
-    "%": jnp.fmod,
-    "**": jnp.power,
     "clamp": lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
     "where": lambda condition, a, b: jnp.where(condition != 0, a, b),
-    "<": jnp.less,
-    "<=": jnp.less_equal,
-    ">": jnp.greater,
-    ">=": jnp.greater_equal,
-    "==": jnp.equal,
-    "!=": jnp.not_equal,
     "and": lambda a, b: (a != 0) & (b != 0),
     "or": lambda a, b: (a != 0) | (b != 0),
     "not": lambda a: a == 0,
@@ -139,10 +128,6 @@ def jax_function(problem: Problem) -> JaxFunction:
     return JaxFunction.of(problem)
 
 
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85  # what the key's words grow by from round to round
-
-
 def uniform(seed: Array, rows: int, cols: int, draw: int) -> Array:
     """The numbers of `random(seed)`, [rows, cols] in [0, 1): Philox4x32-10 (Salmon et al. 2011), in uint32.
 
@@ -150,13 +135,9 @@ def uniform(seed: Array, rows: int, cols: int, draw: int) -> Array:
     """
     sizes = rows, -(-cols // 4)
     row, quad = (lax.broadcasted_iota(jnp.uint32, sizes, axis) for axis in (0, 1))
-    l0, r0, l1, r1 = row, jnp.zeros(sizes, jnp.uint32), quad, jnp.full(sizes, draw, jnp.uint32)
-    k0, k1 = seed[0], seed[1]
-    for _ in range(10):
-        (high0, low0), (high1, low1) = (_product(a, by) for a, by in zip((l0, l1), _MULTIPLIERS, strict=True))
-        l0, r0, l1, r1 = high1 ^ r0 ^ k0, low1, high0 ^ r1 ^ k1, low0
-        k0, k1 = (k + jnp.uint32(step) for k, step in zip((k0, k1), _WEYL, strict=True))
-    found = jnp.stack((l0, r0, l1, r1), -1).reshape(rows, 4 * sizes[1])[:, :cols]
+    counter = row, jnp.zeros(sizes, jnp.uint32), quad, jnp.full(sizes, draw, jnp.uint32)
+    found = philox.words(counter, (seed[0], seed[1]), _product, lambda word, by: word + jnp.uint32(by))
+    found = jnp.stack(found, -1).reshape(rows, 4 * sizes[1])[:, :cols]
     return (found >> 8).astype(jnp.float32) * 2.0**-24
 
 

@@ -15,27 +15,19 @@ import torch
 from normgen.dtypes import F32, DType
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.traced import four_bits
+from normgen.spec.functions import CALLS, Rounding
+from normgen.traced import four_bits, philox
 from normgen.traced.arrays import ArrayArithmetic, ArrayFunction
 
 Tensor = Any
 
 # Of whole numbers torch's have the default dtype, whatever that is.
-_OF_REALS = ("exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos")
+_OF_REALS = {name for name, f in CALLS.items() if f.torch and f.rounding is Rounding.ROUNDS}
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(torch, name) for name in _OF_REALS},
-    **{name: getattr(torch, name) for name in ("abs", "floor", "ceil", "round", "minimum", "maximum", "sign")},
+    **{name: getattr(torch, f.torch) for name, f in CALLS.items() if f.torch},
     "constant": lambda x: x.detach().clone(),
-    "%": torch.fmod,
-    "**": torch.pow,
     "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
     "where": lambda condition, a, b: torch.where(condition != 0, a, b),
-    "<": torch.lt,
-    "<=": torch.le,
-    ">": torch.gt,
-    ">=": torch.ge,
-    "==": torch.eq,
-    "!=": torch.ne,
     "and": lambda a, b: (a != 0) & (b != 0),
     "or": lambda a, b: (a != 0) | (b != 0),
     "not": lambda a: a == 0,
@@ -68,7 +60,7 @@ class TorchArithmetic(ArrayArithmetic):
     def call(self, name: str, *args: Tensor) -> Tensor:
         if name == "divide":
             return self.divide(*args)
-        found = _FUNCTIONS[name](*(map(self.real, args) if name in (*_OF_REALS, "**") else args))
+        found = _FUNCTIONS[name](*(map(self.real, args) if name in _OF_REALS else args))
         return found.to(self.dtype) if found.dtype == torch.bool else found
 
     def cast(self, a: Tensor, dtype: DType) -> Tensor:
@@ -152,8 +144,6 @@ def torch_function(problem: Problem, *, is_exact: bool = False) -> TorchFunction
 
 
 _LOW = 0xFFFFFFFF
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85  # what the key's words grow by from round to round
 
 
 def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
@@ -163,13 +153,13 @@ def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
     """
     row = torch.arange(rows, dtype=torch.int64, device=seed.device).unsqueeze(1)
     quad = torch.arange((cols + 3) // 4, dtype=torch.int64, device=seed.device).unsqueeze(0)
-    l0, r0, l1, r1 = (
-        t + torch.zeros_like(row + quad) for t in (row & _LOW, row >> 32, quad, torch.full_like(quad, draw))
-    )
-    words = seed.reshape(()) & _LOW, (seed.reshape(()) >> 32) & _LOW
-    for number in range(10):
-        k0, k1 = ((word + number * step) & _LOW for word, step in zip(words, _WEYL, strict=True))
-        p0, p1 = l0 * _MULTIPLIERS[0], l1 * _MULTIPLIERS[1]
-        l0, r0, l1, r1 = ((p1 >> 32) & _LOW) ^ r0 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ r1 ^ k1, p0 & _LOW
-    found = torch.stack((l0, r0, l1, r1), -1).flatten(1)[:, :cols]
-    return (found >> 8).float() * 2.0**-24
+    counter = (t + torch.zeros_like(row + quad) for t in (row & _LOW, row >> 32, quad, torch.full_like(quad, draw)))
+    key = seed.reshape(()) & _LOW, (seed.reshape(()) >> 32) & _LOW
+    found = torch.stack(philox.words(counter, key, _product, lambda word, by: (word + by) & _LOW), -1)
+    return (found.flatten(1)[:, :cols] >> 8).float() * 2.0**-24
+
+
+def _product(a: Tensor, by: int) -> tuple[Tensor, Tensor]:
+    """The high and the low 32 bits of a product of two words."""
+    both = a * by
+    return (both >> 32) & _LOW, both & _LOW

@@ -29,7 +29,7 @@ from normgen.verify.families import (
     scalar_values,
     signed_parameters,
 )
-from normgen.verify.interpret import finite_difference_check, interpret
+from normgen.verify.interpret import interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
@@ -59,7 +59,6 @@ __all__ = [
     "families_apart",
     "families_of",
     "family_rows",
-    "finite_difference_check",
     "finite_to",
     "has_reference",
     "interpret",

@@ -53,7 +53,7 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
-from normgen.spec.spec import Role
+from normgen.spec.spec import ROW_FAMILIES, Role
 from normgen.verify.contraction.sides import (
     OF_MAXIMUM,
     WHOLE,
@@ -262,7 +262,7 @@ DRAWS: dict[str, Draw] = {
     "ties": _ties,
     "masked": _masked,
 }
-ALL: tuple[str, ...] = tuple(DRAWS)
+ALL: tuple[str, ...] = ROW_FAMILIES
 DRAWS |= {WHOLE: draw_whole} | OF_MAXIMUM  # of a left side of products alone
 ONE_SMALL = "one_small"
 DRAWS[ONE_SMALL] = _one_small

@@ -129,16 +129,6 @@ KERNELS = {
         },
         direction="backward",
     ),
-    "backward_cluster_partials": named(
-        "rmsnorm",
-        "4096x1024",
-        "bf16",
-        {
-            **{"threads_per_row": 64, "rows_per_block": 4, "cluster": 2, "vector": 8, "persistent": 2, "stages": 2},
-            **{"params": "kept", "columns": "cluster_partials", "dependent_launch": "end", **IN_REGISTERS},
-        },
-        direction="backward",
-    ),
     "backward_last_tile": named(
         "rmsnorm",
         "8192x768",

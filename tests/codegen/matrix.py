@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from normgen import verify
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import DETERMINISTIC_COLUMNS
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.verify import default_families
@@ -99,7 +98,7 @@ def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> I
 
 
 def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
-    return not problem.sums_rows or schedule.columns in DETERMINISTIC_COLUMNS or problem.deterministic
+    return not problem.sums_rows or schedule.columns.is_deterministic or problem.deterministic
 
 
 def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:

@@ -92,7 +92,7 @@ LAYOUT = {"a masked tail": {"pitch": 124}, "a peeled head": {"align": 4}, "peele
 
 
 SUMMED = (
-    *("partials_two_kernels", "cluster_partials", "register_atomic", "shared_atomic"),
+    *("partials_two_kernels", "register_atomic", "shared_atomic"),
     "atomic",  # rows of any batch meet in a block
 )
 
@@ -122,8 +122,6 @@ def summed(problem: Problem, schedule: Schedule, first: int) -> Iterator[Schedul
         own = replace(schedule, columns=Columns(way))
         if way != "atomic":
             own = replace(own, persistent=max(1, own.persistent))
-        if way == "cluster_partials":
-            own = replace(own, cluster=2)
         if refusal(problem, own, DEVICE) is None:
             yield own
 
@@ -213,7 +211,7 @@ def test_a_grid_is_cut_into_equal_shares_of_the_batches() -> None:
         *(264, 264, 259, 264, 265, 4096),
     ]
     assert launch.grid(rows=0, sm_count=132, batches=8) == 8
-    pairs = emit(problem, replace(plain, columns=Columns.CLUSTER_PARTIALS, cluster=2)).kernels[0].launch
+    pairs = emit(problem, replace(plain, cluster=2)).kernels[0].launch
     assert pairs.grid(rows=4096, sm_count=132, batches=8) == 2 * 8 * (132 // 8)
     assert pairs.fitting(256, clusters=100, batches=8) == 2 * 8 * 12
 
@@ -300,7 +298,7 @@ def test_row_r_takes_row_r_over_rows_per_batch(rows_per_batch: int) -> None:
         rows_per_batch=rows_per_batch,
         scalars={"eps": 1e-6},
     )
-    assert run.is_clean
+    assert run.faults == ()
     want = reference(x.reshape(batches, -1, 64).astype(np.float64), scale.astype(float), shift.astype(float))
     np.testing.assert_allclose(y, want.reshape(12, 64), rtol=1e-5, atol=1e-5)
     inputs = {"x": x, "scale": scale, "shift": shift}

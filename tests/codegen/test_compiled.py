@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from normgen.cuda.compiler import compile_module, ptx
+from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.pipeline import emit
@@ -15,6 +15,7 @@ from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.codegen.kernels import KERNELS
+from tests.cuda.compiled import ptx
 from tests.samples import CORE
 
 ARCHS = (75, 80, 90, 100, 120)

@@ -8,7 +8,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.cpu import find_compiler
-from normgen.cuda.compiler import compile_module, nvrtc_version, ptx
+from normgen.cuda.compiler import compile_module, nvrtc_version
 from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.pipeline import emit
@@ -24,6 +24,7 @@ from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.matrix import report, wrong, wrong_backward
+from tests.cuda.compiled import ptx
 
 H200 = target("h200")
 IN_REGISTERS: dict[str, object] = {"hold": "registers", "unroll": 0}

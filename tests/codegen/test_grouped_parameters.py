@@ -225,7 +225,9 @@ def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
     given = {"x": x, "scale": scale, "weight": weight, "bias": bias}
     problem = problem_for(spec, shape=(rows, cols), **({} if role == "parameter" else {"batches": batches}))
     y, rms = np.empty((rows, cols), np.float32), np.empty(rows, np.float32)
-    assert build(emit(problem, default_schedule(problem, H200))).run({**given, "y": y, "rms": rms}, **sizes).is_clean
+    assert (
+        build(emit(problem, default_schedule(problem, H200))).run({**given, "y": y, "rms": rms}, **sizes).faults == ()
+    )
     np.testing.assert_allclose(y, exact(x.astype(np.float64)), rtol=1e-4, atol=1e-5)
     said = verify.interpret(spec, {name: value.astype(np.float64) for name, value in given.items()})["y"]
     np.testing.assert_allclose(said, exact(x.astype(np.float64)), rtol=1e-12, atol=1e-12)
@@ -234,7 +236,7 @@ def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
     found = {name: np.empty_like(like) for name, like in found.items()}
     given = {t.name: {**given, "dy": dy, "rms": rms}[t.name] for t in backward.tensors if not t.is_written}
     module = emit(backward, default_schedule(backward, H200))
-    assert build(module).run({**given, **found}, **sizes).is_clean
+    assert build(module).run({**given, **found}, **sizes).faults == ()
     along = rng.standard_normal((rows, cols))
     near = (exact(x + 1e-4 * along) - exact(x - 1e-4 * along)) / 2e-4
     np.testing.assert_allclose((found["dx"] * along).sum(axis=1), (dy * near).sum(axis=1), rtol=1e-3, atol=1e-3)
@@ -264,7 +266,7 @@ def test_a_null_weight_stands_for_its_number() -> None:
         kernel, y = build(emit(problem, schedule)), np.empty((rows, cols), np.float32)
         for given, wide in ((weight, weight[np.arange(cols) // 7].astype(np.float64)), (None, np.ones(cols))):
             arrays = {"x": x, "scale": scale, "weight": given, "bias": bias, "y": y, "rms": np.empty(rows, np.float32)}
-            assert kernel.run(arrays, rows=rows, cols=cols, rows_per_batch=2, scalars={"eps": 1e-5}).is_clean
+            assert kernel.run(arrays, rows=rows, cols=cols, rows_per_batch=2, scalars={"eps": 1e-5}).faults == ()
             want = reference(x.astype(np.float64), each, wide, bias)[0]
             np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
 
@@ -284,7 +286,7 @@ def test_block_scales_of_a_quantised_weight() -> None:
     q, scale = rng.integers(-127, 128, (24, 96)).astype(np.int8), rng.random((3, 3)).astype(np.float32)
     problem, y = problem_for(spec, shape=(24, 96), dtype="i8", batches=3), np.empty((24, 96), np.float32)
     kernel = build(emit(problem, default_schedule(problem, H200)))
-    assert kernel.run({"q": q, "scale": scale, "y": y}, rows=24, cols=96, rows_per_batch=8).is_clean
+    assert kernel.run({"q": q, "scale": scale, "y": y}, rows=24, cols=96, rows_per_batch=8).faults == ()
     np.testing.assert_array_equal(y, q * np.kron(scale, np.ones((8, 32), np.float32)))
 
 

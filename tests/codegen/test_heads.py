@@ -179,7 +179,7 @@ def test_row_r_takes_row_r_modulo_heads(heads: int) -> None:
     sizes = {"rows": rows, "cols": 64, "rows_per_batch": rows // heads, "scalars": {"eps": 1e-5}}
     problem = problem_for(NORM, shape="6x4x64", without=["mean", "rstd"])
     forward = build(emit(problem, default_schedule(problem, H200)))
-    assert forward.run({"x": x, "weight": weight, "bias": bias, "y": y}, **sizes).is_clean
+    assert forward.run({"x": x, "weight": weight, "bias": bias, "y": y}, **sizes).faults == ()
     wide = [a.astype(np.float64) for a in (x.reshape(-1, heads, 64), weight, bias, dy.reshape(-1, heads, 64))]
     want = reference(*wide[:3])
     np.testing.assert_allclose(y, want.reshape(rows, 64), rtol=1e-5, atol=1e-5)
@@ -188,7 +188,7 @@ def test_row_r_takes_row_r_modulo_heads(heads: int) -> None:
     problem = problem_for(NORM, shape="6x4x64", without=["mean", "rstd"], direction="backward")
     backward = build(emit(problem, default_schedule(problem, H200)))
     given = {"dy": dy, "x": x, "weight": weight, "dx": dx, "dweight": dweight, "dbias": dbias}
-    assert backward.run(given, **sizes).is_clean
+    assert backward.run(given, **sizes).faults == ()
     for got, exact in zip((dx, dweight, dbias), derivative(wide[3], *wide[:2]), strict=True):
         np.testing.assert_allclose(got, exact.reshape(got.shape), rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.cpu import find_compiler
-from normgen.cuda.compiler import compile_module, ptx
+from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import UsageError
 from normgen.measure.cpu_check import check_on_cpu
@@ -26,6 +26,7 @@ from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.matrix import report, wrong_backward
+from tests.cuda.compiled import ptx
 from tests.fuzz.schedules import walk
 from tests.samples import sized
 

@@ -13,7 +13,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import general_schedules
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import DETERMINISTIC_COLUMNS, KNOBS
+from normgen.schedule.knobs import KNOBS, Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
@@ -41,10 +41,9 @@ def test_a_forward_problem_keeps_the_promise_without_being_told() -> None:
 def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str) -> None:
     schedule = Schedule(threads_per_row=32, rows_per_block=4, vector=4, hold="registers", unroll=0, columns=columns)
     schedule = replace(schedule, persistent=0 if columns in ("atomic", "shared_atomic") else 2)
-    schedule = replace(schedule, cluster=2 if columns == "cluster_partials" else 1)
     assert refusal(backward(), schedule, H200) is None
     reason = refusal(backward(deterministic=True), schedule, H200)
-    if columns in DETERMINISTIC_COLUMNS:
+    if Columns(columns).is_deterministic:
         assert reason is None
     else:
         assert reason is not None
@@ -53,8 +52,8 @@ def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str
 
 def test_the_space_of_a_deterministic_problem_has_no_atomics() -> None:
     found = {s.columns for s in space(backward(shape="1024x1024", deterministic=True), H200).legal}
-    assert found == {"partials_two_kernels", "partials_last_tile"} < set(DETERMINISTIC_COLUMNS)
-    assert default_schedule(backward(shape="4096x1024", deterministic=True), H200).columns in DETERMINISTIC_COLUMNS
+    assert found == {"partials_two_kernels"} < {way for way in Columns if way.is_deterministic}
+    assert default_schedule(backward(shape="4096x1024", deterministic=True), H200).columns.is_deterministic
 
 
 PROMISED: dict[str, Case] = {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import normgen
-from normgen.cuda.compiler import compile_module, ptx
+from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
 from normgen.pipeline import emit
@@ -25,6 +25,7 @@ from tests.codegen.covering import Case, ways
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.matrix import report, wrong, wrong_backward
+from tests.cuda.compiled import ptx
 from tests.samples import is_full
 
 KNOWN = {  # counter and key, and what becomes of the counter: kat_vectors of Random123

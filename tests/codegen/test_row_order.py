@@ -97,8 +97,7 @@ def test_a_launch_begins_with_the_rows_that_its_order_names(op: str, schedule: S
     [
         (700, {"rows_per_block": 1}),
         (700, {"rows_per_block": 4}),
-        (40, {"rows_per_block": 4, "cluster": 4, "columns": Columns.CLUSTER_PARTIALS}),  # ten tiles, twelve blocks
-        (40, {"rows_per_block": 4, "cluster": 4, "columns": Columns.CLUSTER_PARTIALS, "stages": 2}),
+        (40, {"rows_per_block": 4, "stages": 2}),  # ten tiles
     ],
 )
 def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows: int, knobs: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def test_a_number_is_stored_as_its_dtype_rounds_and_saturates(dtype: DType) -> N
     problem, x = copies(dtype, to=True), numbers(dtype)
     (program,) = build_many([emit(problem, default_schedule(problem, target("h200")))], workers=1)
     y = dtype.in_units(np.zeros(x.shape, dtype.numpy))
-    assert program.run({"x": x, "y": y}, rows=8, cols=COLS).is_clean
+    assert program.run({"x": x, "y": y}, rows=8, cols=COLS).faults == ()
     y, want = dtype.by_element(y), dtype.stored(x.astype(np.float64))
     if dtype in (I32, I64):  # float32 has no number at the upper end
         want = np.where(x >= dtype.largest, np.iinfo(dtype.numpy).max, want)
@@ -63,7 +63,7 @@ def test_every_stored_byte_is_read_as_its_number(dtype: DType) -> None:
     count = 2 if dtype is BOOL else 256
     x = np.resize(np.arange(count, dtype=np.uint8), (8, COLS)).view(dtype.numpy)
     y = np.zeros((8, COLS), np.float32)
-    assert program.run({"x": x, "y": y}, rows=8, cols=COLS).is_clean
+    assert program.run({"x": x, "y": y}, rows=8, cols=COLS).faults == ()
     np.testing.assert_array_equal(y, x.astype(np.float32))
 
 

@@ -75,14 +75,13 @@ FORWARD: dict[str, Case] = {
 BACKWARD: dict[str, Case] = {
     f"{op}, {way.value}": (
         problem_for(load(op), shape=shape, dtype=dtype, direction="backward"),
-        replace(HELD, threads_per_row=threads, rows_per_block=rows, persistent=1, columns=way, cluster=cluster),
+        replace(HELD, threads_per_row=threads, rows_per_block=rows, persistent=1, columns=way),
     )
     for way in Columns
     for op, shape, dtype, threads, rows in (
         ("layernorm", "37x768", "f32", 192, 1),
         ("rmsnorm", "37x384", "bf16", 96, 2),
     )
-    for cluster in [2 if way is Columns.CLUSTER_PARTIALS else 1]
 }
 
 

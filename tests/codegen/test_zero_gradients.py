@@ -66,7 +66,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "register_atomic": {"columns": "register_atomic", "threads_per_row": 8, "rows_per_block": 8, "persistent": 1},
     "partials": {"columns": "partials_two_kernels", "threads_per_row": 32, "vector": 4, "persistent": 2},
     "last tile": {"columns": "partials_last_tile", "threads_per_row": 64, "persistent": 2},
-    "cluster partials": {"columns": "cluster_partials", "cluster": 2, "threads_per_row": 32, "persistent": 2},
     "cluster": {"columns": "partials_two_kernels", "cluster": 2, "threads_per_row": 32, "persistent": 2},
     "default": {},
 }

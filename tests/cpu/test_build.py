@@ -74,7 +74,7 @@ for module in (ROW_SUM, LAST_BLOCK):
     build_many([module])
 x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
 (program,) = build_many([ROW_SUM])
-assert program.run({"x": x, "total": total}, rows=2, cols=3).is_clean and total.tolist() == [3.0, 3.0]
+assert program.run({"x": x, "total": total}, rows=2, cols=3).faults == () and total.tolist() == [3.0, 3.0]
 """
 
 

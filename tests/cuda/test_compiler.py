@@ -13,6 +13,7 @@ from normgen.cuda.cubin import Resources, parse_resources
 from normgen.errors import CompileError
 
 from . import modules
+from .compiled import ptx
 
 ARCHS = (75, 80, 89, 90, 100, 120)
 ELF_MACHINE_CUDA = 190
@@ -105,17 +106,17 @@ def test_an_arch_below_the_modules_own_is_refused() -> None:
 
 
 def test_ptx_names_the_arch_and_shows_double_arithmetic_only_where_the_text_has_it() -> None:
-    assert ".target sm_90" in compiler.ptx(modules.scale(), 90)
-    assert ".f64" not in compiler.ptx(modules.scale(), 90)
+    assert ".target sm_90" in ptx(modules.scale(), 90)
+    assert ".f64" not in ptx(modules.scale(), 90)
     module = modules.scale()
     double = replace(module, text=module.text.replace("row_copy[col] * factor", "row_copy[col] * (factor * 2.5)"))
-    assert ".f64" in compiler.ptx(double, 90)
+    assert ".f64" in ptx(double, 90)
 
 
 def test_denormals_and_ieee_division_are_kept() -> None:
     module = modules.scale()
     divided = replace(module, text=module.text.replace("row_copy[col] * factor", "row_copy[col] / factor"))
-    text = compiler.ptx(divided, 90)
+    text = ptx(divided, 90)
     assert "div.rn.f32" in text
     assert not re.search(r"\.ftz", text)
 

@@ -14,24 +14,22 @@ import pytest
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin
-from normgen.cuda.pool import CompilePool, Outcome, compile_many
+from normgen.cuda.pool import CompilePool
 from normgen.errors import CompileError
 
 from . import modules
+from .compiled import compile_many
 
 
 def test_a_failing_module_fails_alone_and_results_keep_their_order() -> None:
     wanted = [modules.scale(cols=32), modules.broken(), modules.scale(cols=64)]
-    done: list[tuple[int, Outcome]] = []
-    outcomes = compile_many(wanted, 90, workers=2, on_done=lambda i, outcome: done.append((i, outcome)))
-    first, failed, last = outcomes
+    first, failed, last = compile_many(wanted, 90, workers=2)
     assert isinstance(first, Cubin)
     assert isinstance(last, Cubin)
     assert first.resources["scale"].static_shared_bytes == 128
     assert last.resources["scale"].static_shared_bytes == 256
     assert isinstance(failed, CompileError)
     assert "undeclared_value" in failed.log
-    assert {index: id(outcome) for index, outcome in done} == dict(enumerate(map(id, outcomes)))
 
 
 def test_a_worker_compiles_the_same_bytes_as_this_process() -> None:
@@ -87,8 +85,8 @@ pool = CompilePool(2)
 with pool:
     pool.submit(modules.scale(), 90).result()
     print(*[w.process.pid for w in (*pool._idle, *pool._busy)], flush=True)
-    for _ in pool.compile_many([modules.spill(blocks=n % 8 + 1) for n in range(2000)], 90):
-        pass
+    for future in [pool.submit(modules.spill(blocks=n % 8 + 1), 90) for n in range(2000)]:
+        future.result()
 """
 
 

@@ -16,13 +16,26 @@ from normgen.cli.text.ladder import climb_text, list_text
 from normgen.ladder.climb import read_climbs
 from normgen.ladder.rungs import list_ladders, load_ladder
 from normgen.report.readme import ROOT
-from normgen.text.words import RETIRED, WORDS, legend, used
+from normgen.text.words import WORDS, legend, used
 from normgen.trials.file import read
 
 SCREEN = 40  # lines
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "measuring.md"]
 GLOSSARY = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*measuring\.md#words\)")
+# What was said before, and is no word of the field: README, help and printed results do without.
+RETIRED = {
+    r"\b[Pp]rices?\b": "marginal time",
+    r"\broofs?\b": "roofline",
+    r"\b(?:a|one|two|three|each|every|second|third|last|first|later|another|between|the|no) looks?\b|\blooked at\b"
+    r"|\blooks (?:at memory|at every row)\b|\bbetween the looks\b": "pass",
+    r"\btrips?\b": "iteration",
+    r"\bwalk(?:s|ed|ers?|ing)?\b": "loop over",
+    r"\bedges?\b(?!=)": "end of a row, tail",
+    r"\bslots?\b": "buffer, stage",
+    r"\b(?:of|from|for|in) (?:a|one|another|other|its own) places?\b|\| place \|": "setting and context",
+    r"\b(?:behind|in front of) (?:it|itself|them)\b": "after, before",
+}
 
 
 def prose(text: str, lines: int | None = None) -> list[str]:

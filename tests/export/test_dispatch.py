@@ -30,7 +30,7 @@ pytestmark = needs_nvcc
 SUMS = Schedule(threads_per_row=128, vector=4, hold=Hold.REGISTERS, persistent=2, unroll=0)
 LAST_TILE = Schedule(**{**SUMS.as_dict(), "columns": Columns.PARTIALS_LAST_TILE})
 OF_HEADS = {"op": "head_layernorm", "dtype": "bf16"}
-OF_CLUSTERS = replace(SUMS, threads_per_row=64, cluster=2, columns=Columns.CLUSTER_PARTIALS)
+OF_CLUSTERS = replace(SUMS, threads_per_row=32, cluster=2, stages=2)
 TOGETHER = Schedule(threads_per_row=64, parts=6, vector=4, persistent=1)
 ATOMIC = Schedule(**{**SUMS.as_dict(), "columns": Columns.REGISTER_ATOMIC})
 

@@ -48,7 +48,7 @@ def backward_records() -> list[Record]:
 
 
 CLUSTERS = Schedule(threads_per_row=128, cluster=4, vector=4, hold="registers", persistent=2, stages=2, unroll=0)
-PAIRS = replace(CLUSTERS, cluster=2, vector=2, columns="cluster_partials")
+PAIRS = replace(CLUSTERS, cluster=2, vector=2)
 
 
 LAST_FIRST = Schedule(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from normgen.cuda.compiler import compile_module, ptx
+from normgen.cuda.compiler import compile_module
 from normgen.errors import NormgenError
 from normgen.measure.chains import ends, matmul
 from normgen.measure.chains.chain import Chain
@@ -19,6 +19,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import Place, Setting
 from normgen.spec.reader import load
+from tests.cuda.compiled import ptx
 
 
 def asked(op: str, shape: str, **question: Any) -> Problem:

@@ -111,10 +111,8 @@ CASES: dict[str, Named] = {
     "two_kernels": backward(
         "layernorm", "4096x384", "bf16", team(32, 2, 4, columns="partials_two_kernels", **AHEAD)
     ),
-    "two_kernels_cluster": backward("layernorm", "4096x1024", "bf16", team(64, 1, 8, cluster=2, **AHEAD)),
-    "cluster_partials": backward(
-        "rmsnorm", "4096x512", "bf16",
-        team(32, 2, 8, cluster=2, columns="cluster_partials", dependent_launch="end", **AHEAD),
+    "two_kernels_cluster": backward(
+        "layernorm", "4096x1024", "bf16", team(64, 1, 8, cluster=2, dependent_launch="end", **AHEAD)
     ),
     "last_tile": backward(
         "rmsnorm", "4096x384", "f32", team(64, 1, 2, persistent=4, columns="partials_last_tile", **HELD)

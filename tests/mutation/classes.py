@@ -326,7 +326,6 @@ SUMS_OVER_ROWS = (
     C("warp_sum_dropped", "the last warp's sum is left out", "warp < kWarps", "warp < kWarps - 1"),
     C("finish_shuffle", "half of the lanes are left out", r"offset = kCells;", "offset = 2 * kCells;"),
     C("row_group_dropped", "a row group's sums are left out", r"int group = 1;", "int group = 2;"),
-    C("cluster_part_dropped", "a block's sums are left out", r"int rank = 1; (rank < kCluster)", r"int rank = 2; \1"),
 )  # fmt: skip
 
 LIBRARY = (

@@ -1480,8 +1480,19 @@ CHANGES: tuple[Change, ...] = (
         "program/functions.py",
         NEAR_0,
         ("(sp.Pow(1 + f.args[0], -1),)", "(sp.Pow(f.args[0], -1),)"),
-        ('expm1f", lambda f: (sp.exp(f.args[0]),)', 'expm1f", lambda f: (f,)'),
-        ('Meaning(log1p, "log1pf"', 'Meaning(log1p, "logf"'),
+        ("Meaning(expm1, lambda f: (sp.exp(f.args[0]),)", "Meaning(expm1, lambda f: (f,)"),
+    ),
+    *changes(
+        "spec/functions.py",
+        NEAR_0,
+        ('"log(1 + x), which keeps the digits of an x near 0",', '"log(1 + x), exact for an x near 0", text="logf",'),
+    ),
+    *changes(
+        "spec/functions.py",
+        ("tests/spec/test_functions.py",),
+        ('"the natural logarithm", needs={"x": Domain.POSITIVE})', '"the natural logarithm")'),
+        ('needs={"x": Domain.ABOVE_MINUS_ONE}', 'needs={"x": Domain.POSITIVE}'),
+        ("gives=Domain.NOT_NEGATIVE, rounding=_EXACT", "gives=Domain.POSITIVE, rounding=_EXACT"),
     ),
     *changes(
         "verify/function_errors.py",

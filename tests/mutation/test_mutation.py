@@ -214,7 +214,7 @@ PARTS = {
         ("bulk_backward", "cp_async_backward"),
     ),
     "columns": (
-        ("two_kernels", "two_kernels_cluster", "cluster_partials", "last_tile", "register_atomic"),
+        ("two_kernels", "two_kernels_cluster", "last_tile", "register_atomic"),
         ("shared_atomic", "atomic_peeled", "accumulate_masked", "softmax_backward"),
         ("atomic_in_order", "early_partner"),
     ),

@@ -15,7 +15,7 @@ from normgen.cuda.memory import DeviceBuffer
 from normgen.errors import UsageError
 from normgen.python.cpu import HostMemory
 from normgen.python.handle import Kernel, kernel
-from normgen.schedule.knobs import DETERMINISTIC_COLUMNS, KNOBS
+from normgen.schedule.knobs import KNOBS, Columns
 from normgen.schedule.schedule import Schedule
 from tests.python.devices import NEEDS_COMPILER, Array, OnCpu, OnGpu, Place, nan
 from tests.samples import sized
@@ -28,12 +28,12 @@ WARPS = replace(BLOCKS, threads_per_row=32, rows_per_block=4, stages=1)
 CLUSTERS = replace(BLOCKS, threads_per_row=64, cluster=2)
 PLAIN = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0)
 WAYS = {
-    f"{columns}, {name}": replace(base, columns=columns, cluster=2 if columns == "cluster_partials" else base.cluster)
-    for columns in (*DETERMINISTIC_COLUMNS, "register_atomic")
+    f"{columns}, {name}": replace(base, columns=columns)
+    for columns in (*(way for way in Columns if way.is_deterministic), Columns.REGISTER_ATOMIC)
     for name, base in {"blocks": BLOCKS, "rows side by side": WARPS, "clusters": CLUSTERS}.items()
 } | {f"{columns}, blocks": replace(PLAIN, columns=columns) for columns in ("atomic", "shared_atomic")}
 UNROUNDED = {"weight": "f32", "bias": "f32"}  # sums over rows as they were added: every bit counts
-FIXED = {name: schedule for name, schedule in WAYS.items() if schedule.columns in DETERMINISTIC_COLUMNS}
+FIXED = {name: schedule for name, schedule in WAYS.items() if schedule.columns.is_deterministic}
 
 
 class Inputs:

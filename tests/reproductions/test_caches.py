@@ -56,7 +56,7 @@ def test_m4_a_damaged_object_of_the_cache_is_built_again(damage: str, own_cache:
             pointer.write_text("{")
     x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
     again = build(ROW_SUM)
-    assert again.run({"x": x, "total": total}, rows=2, cols=3).is_clean
+    assert again.run({"x": x, "total": total}, rows=2, cols=3).faults == ()
     assert total.tolist() == [3.0, 3.0]
     for path in (again.unit, again.runtime):
         assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(path.name.split(".")[1])
@@ -85,7 +85,7 @@ def test_h6_an_object_that_somebody_else_put_there_never_runs(disguise: str, own
                 facts = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
                 pointer.write_text(json.dumps(json.loads(pointer.read_text()) | facts))
     x, total = np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
-    assert build(ROW_SUM).run({"x": x, "total": total}, rows=2, cols=3).is_clean
+    assert build(ROW_SUM).run({"x": x, "total": total}, rows=2, cols=3).faults == ()
     assert not mark.exists()
     ctypes.CDLL(str(planted))
     assert mark.exists(), "the planted object would have left its mark"

@@ -13,8 +13,9 @@ import pytest
 
 import normgen
 from normgen.errors import UsageError
+from normgen.records.winners import read, shipped_folder
 from normgen.schedule import knobs
-from normgen.schedule.knobs import KNOBS, TABLE
+from normgen.schedule.knobs import KNOBS, TABLE, Columns
 from normgen.schedule.schedule import Schedule
 
 PACKAGE = Path(normgen.__file__).parent
@@ -81,3 +82,23 @@ def test_the_schema_of_records_lists_the_knobs() -> None:
     schema = json.loads((PACKAGE / "records" / "schema.json").read_text(encoding="utf-8"))
     listed = schema["properties"]["schedule"]["properties"]
     assert listed == {k.name: {"enum": list(k.values)} for k in TABLE}
+
+
+def test_what_is_taught_is_searched_for_nobody_and_won_by_nobody() -> None:
+    """A value that wins a record is a reason to search it."""
+    records = [r for file in sorted(shipped_folder().glob("*.jsonl")) for r in read(file).records]
+    assert len(records) > 200
+    for knob in TABLE:
+        assert knob.taught <= set(knob.values) - {knob.plain, *knob.forward, *knob.backward}, knob.name
+        assert not knob.taught & {getattr(record.schedule, knob.name) for record in records}, knob.name
+    assert Columns.SHARED_ATOMIC in KNOBS["columns"].taught
+
+
+def test_a_value_of_an_earlier_version_is_refused_with_what_to_take_instead() -> None:
+    for knob in TABLE:
+        for value in knob.gone:
+            assert value not in knob.values
+            with pytest.raises(UsageError, match=f"'{knob.name}' takes one of") as refused:
+                Schedule(**{knob.name: value})
+            assert f"{knob.name}={value} was taken out: use {knob.gone[value]}" in str(refused.value)
+    assert KNOBS["columns"].gone

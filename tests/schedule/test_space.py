@@ -244,10 +244,8 @@ def test_a_specs_own_values_are_searched_in_the_direction_they_are_given_for() -
 
 
 def test_a_spec_may_ask_for_what_no_search_proposes() -> None:
-    asked = '[space.backward]\ncolumns = "cluster_partials"\nhold = "registers"\n'
-    found = Searched(with_space("layernorm", asked), direction="backward")
-    assert found["columns"] == {"cluster_partials"}
-    assert found["cluster"] == {2, 4, 8}
+    found = Searched(with_space("layernorm", '[space]\nvariance = "welford"\nhold = "registers"\n'))
+    assert found["variance"] == {"welford"}
 
 
 def test_knobs_of_column_sums_do_not_empty_the_space_of_a_backward_without_them() -> None:

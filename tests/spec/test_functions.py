@@ -11,7 +11,18 @@ from normgen.errors import SpecError
 from normgen.program.functions import MEANINGS
 from normgen.program.lower import lower
 from normgen.spec.formula import Call, parse_formula
-from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, FUNCTIONS, POSITIONS, POWERS, REDUCTIONS
+from normgen.spec.functions import (
+    CALLS,
+    CONDITIONS,
+    CONSTANTS,
+    ELEMENTWISE,
+    FUNCTIONS,
+    POSITIONS,
+    REDUCTIONS,
+    Domain,
+    Function,
+    Rounding,
+)
 from normgen.spec.reader import parse
 from normgen.verify import interpret
 from normgen.verify.interpret import FUNCTIONS as REFERENCES
@@ -23,11 +34,39 @@ BY_OTHERS = {"sqrt", "rsqrt", "sigmoid"}  # powers, and 1 / (1 + exp(-x))
 
 
 def test_every_function_has_a_meaning_and_a_reference_of_its_own() -> None:
-    assert ELEMENTWISE.keys() | CONDITIONS.keys() | POWERS.keys() | {"%"} == MEANINGS.keys() | BY_OTHERS
+    assert CALLS.keys() == MEANINGS.keys() | BY_OTHERS
     assert VALUES.keys() == MEANINGS.keys()
     assert {name: function.takes for name, function in ELEMENTWISE.items()} == REFERENCES
     assert REDUCTIONS.keys() == set(REDUCED)
     assert POSITIONS.keys() == set(FOUND)
+
+
+OF = {
+    None: lambda x: np.isfinite(x),
+    Domain.POSITIVE: lambda x: x > 0,
+    Domain.NOT_NEGATIVE: lambda x: x >= 0,
+    Domain.NOT_ZERO: lambda x: x != 0,
+    Domain.ABOVE_MINUS_ONE: lambda x: x > -1,
+}
+
+
+@pytest.mark.parametrize("function", [f for f in ELEMENTWISE.values() if f.takes < 3], ids=lambda f: f.name)
+def test_a_function_is_a_number_where_the_table_says_so_and_gives_what_it_says(function: Function) -> None:
+    call = f"{function.name}({', '.join(function.arguments)})"
+    tensors = "\n".join(f'{name} = "input"' for name in function.arguments)
+    spec = parse(f'name = "f"\n[tensors]\n{tensors}\ny = "output"\n[formulas]\ny = "{call}"')
+    x = np.array([[-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.5]])
+    inputs = dict(zip(function.arguments, (x, x[:, ::-1]), strict=False))
+    y = interpret(spec, inputs)["y"]
+    are_of = [OF[function.needs.get(name)](value) for name, value in inputs.items()]
+    assert np.array_equal(np.isfinite(y), np.logical_and.reduce(are_of))
+    assert np.all(OF[function.gives](y[np.isfinite(y)]))
+    if function.keeps_sign:
+        assert np.array_equal(np.sign(y[x > -1]), np.sign(x[x > -1]))
+    if function.rounding is Rounding.WHOLE:
+        assert np.array_equal(y, np.round(y))
+    if function.rounding is Rounding.EXACT:
+        assert np.isin(np.abs(y), np.abs(x)).all()
 
 
 def test_every_function_and_constant_is_said_in_words() -> None:

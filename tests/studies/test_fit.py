@@ -118,7 +118,7 @@ def test_a_slope_cancels_the_launch_and_noise_is_not_adopted() -> None:
 
 @pytest.mark.parametrize("name", ["empty", "chase", "shuffle", "barrier", "cluster_barrier"])
 def test_the_probes_compile_and_keep_their_loop(name: str) -> None:
-    from normgen.cuda.compiler import ptx
+    from tests.cuda.compiled import ptx
 
     module = probe_module(name, cluster=4 if name == "cluster_barrier" else 1)
     text = ptx(module, 90)

@@ -9,8 +9,9 @@ import pytest
 
 from normgen.errors import SpecError
 from normgen.spec.spec import Spec
-from normgen.verify import finite_difference_check, interpret, reference
+from normgen.verify import interpret, reference
 from normgen.verify.interpret import erf
+from tests.verify.finite_differences import finite_difference_check
 from tests.verify.made import BUILT_IN, spec
 
 RNG = np.random.default_rng(3)

@@ -12,7 +12,6 @@ from normgen.program.source import problem_for
 from normgen.spec.reader import load, parse
 from normgen.verify import (
     check,
-    finite_difference_check,
     has_reference,
     interpret,
     make_inputs,
@@ -20,6 +19,7 @@ from normgen.verify import (
     reference,
 )
 from normgen.verify.sources import is_derived
+from tests.verify.finite_differences import finite_difference_check
 from tests.verify.made import BUILT_IN, ROW_SUM
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(2, 40), st.integers(0, 2**31))

@@ -4,7 +4,6 @@ A way to sum columns is a place where a block adds its rows (`Gather`) and someb
 
     register_atomic       registers, then atomicAdd into the workspace; the last block converts
     partials_two_kernels  registers, one partial row per block; a second kernel adds them in a fixed order
-    cluster_partials      as partials_two_kernels, but the blocks of a cluster add their sums first
     partials_last_tile    registers, one partial row per block; the last block at a tile of columns adds it
     shared_atomic         a float32 row in shared memory by atomics, then as register_atomic
     atomic                every row adds straight to the workspace
@@ -18,7 +17,6 @@ from collections.abc import Callable
 
 from normgen.codegen.access import Access, Site
 from normgen.codegen.columns.atomics import SharedRow, Straight, Ticket
-from normgen.codegen.columns.cluster import ClusterRegisters
 from normgen.codegen.columns.last_tile import LastTile
 from normgen.codegen.columns.partials import TwoKernels
 from normgen.codegen.columns.registers import Registers
@@ -32,7 +30,6 @@ from normgen.schedule.knobs import Columns as Way
 WAYS: dict[Way, tuple[Callable[[Cells, Finish], Gather], Callable[[Cells], Finish]]] = {
     Way.REGISTER_ATOMIC: (Registers, Ticket),
     Way.PARTIALS_TWO_KERNELS: (Registers, TwoKernels),
-    Way.CLUSTER_PARTIALS: (ClusterRegisters, TwoKernels),
     Way.PARTIALS_LAST_TILE: (Registers, LastTile),
     Way.SHARED_ATOMIC: (SharedRow, Ticket),
     Way.ATOMIC: (Straight, Ticket),

@@ -1,4 +1,4 @@
-"""One partial row per block, or per cluster; a second kernel adds them in a fixed order."""
+"""One partial row per block, or per row of blocks; a second kernel adds them in a fixed order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINISH_BLOCKS = 132  # enough blocks to read partial rows with most SMs of a lar
 
 
 class PartialRows(Finish):
-    """Every block (or cluster) leaves one row of sums."""
+    """Every block, or all blocks that share a row together, leave one row of sums."""
 
     def target(self, walker: str) -> list[Statement]:
         row = f"partials + static_cast<long long>({walker}) * kTensors * kPitch"
@@ -41,7 +41,7 @@ class PartialRows(Finish):
 
 
 class TwoKernels(PartialRows):
-    """partials_two_kernels, and cluster_partials behind the clusters' own sums."""
+    """partials_two_kernels: the second kernel."""
 
     def params(self) -> list[Param]:
         return [Param(name="partials", ctype="float*", source=Source.WORKSPACE)]

@@ -33,17 +33,13 @@ class Registers(Gather):
 
     def epilogue(self) -> list[Statement]:
         if self.sums.in_shared:
-            return [*self._leave(), *self.combine()]
+            return [*self._leave(), *self.finish.target("blockIdx.x"), *self._add_groups()]
         walk = Walk(
             comment="The block hands one sum per column on.",
             elem=self._hand_on("{}_sum[step][i]", "i * kVectors + vector"),
             edge=self._hand_on("{}_edge_sum", "edge") if self.plan.cut.edged else (),
         )
         return [*self.finish.target(self.access.walker), *walk.statements(self.access)]
-
-    def combine(self) -> list[Statement]:
-        """What the row groups left side by side -> one sum per cell, which leaves the block."""
-        return [*self.finish.target("blockIdx.x"), *self.add_groups()]
 
     def _hand_on(self, sum_: str, cell: str) -> list[Statement]:
         return [self.finish.hand_on(i, cell, sum_.format(name)) for i, name in enumerate(self.cells.names)]
@@ -68,24 +64,23 @@ class Registers(Gather):
         rows = self._add_rows_of_warp() if shares_warp else []
         return [*rows, *walk.statements(self.access)]
 
-    def add_groups(self) -> list[Statement]:
-        cells = [found for index, name in enumerate(self.cells.names) for found in self.total(index, name)]
+    def _add_groups(self) -> list[Statement]:
+        """What the row groups left side by side -> one sum per cell, which leaves the block."""
+        cells = [found for index, name in enumerate(self.cells.names) for found in self._total(index, name)]
         return [
             Do("__syncthreads()"),
             Comment("The sums of the row groups are added in a fixed order."),
             For("for (int cell = threadIdx.x; cell < kCols; cell += kThreads)", tuple(cells)),
         ]
 
-    def total(self, index: int, name: str) -> list[Statement]:
+    def _total(self, index: int, name: str) -> list[Statement]:
         """One cell's sums of all row groups become one."""
         total = f"{name}_total"
-        return [*self.added(index, total), self.finish.hand_on(index, "cell", total)]
-
-    def added(self, index: int, total: str) -> list[Statement]:
         further = Set(total, f"group_sums[group][{index}][cell]", "+=")
         return [
             Do(f"float {total} = group_sums[0][{index}][cell]"),
             loop("group", "kGroups", [further], first="1", unroll=UNROLL),
+            self.finish.hand_on(index, "cell", total),
         ]
 
     def _add_rows_of_warp(self) -> list[Statement]:

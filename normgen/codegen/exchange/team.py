@@ -21,7 +21,7 @@ def team_setting(plan: Plan) -> Setting:
     kind = "Threads"
     reads = s.reduce_with.is_short
     if way is Way.CLUSTER:
-        kind, sizes = "BroadcastCluster" if reads else "ClusterTeam", [s.row_cluster, s.threads]
+        kind, sizes = "BroadcastCluster" if reads else "ClusterTeam", [s.cluster, s.threads]
     elif reads and way is Way.BLOCK:
         kind, sizes = "BroadcastBlock", sizes[:1]
     elif way in (Way.LANES, Way.COOPERATIVE_WARP):

@@ -72,7 +72,7 @@ class Bulk:
     def _part_copies(self, size: str) -> list[Statement]:
         """Of blocks that share a row each owns a stretch of it in every step."""
         first_step = "kHeldSteps" if self.plan.is_hybrid else "0"
-        in_cluster = self.plan.schedule.row_cluster > 1
+        in_cluster = self.plan.schedule.cluster > 1
         number = "kCluster + static_cast<int>(cluster_rank())" if in_cluster else "kParts + part"
         first = Let("const int", "first", f"(step * {number}) * kThreads")
         owned = If("first < kVectors", (Set("own_vectors", "min(kThreads, kVectors - first)", "+="),), alone=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.measure.chains.kernels import text_of
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 
@@ -56,138 +57,6 @@ class Roof:
     vectors: tuple[tuple[str, int], ...] = ()
 
 
-_ELEMENTWISE = """\
-using Vector = {vector};
-
-__device__ __forceinline__ unsigned mix(uint4 v) {{ return v.x ^ (v.y * 3u) ^ (v.z * 5u) ^ (v.w * 7u); }}
-__device__ __forceinline__ unsigned mix(uint2 v) {{ return v.x ^ (v.y * 3u); }}
-__device__ __forceinline__ unsigned mix(unsigned v) {{ return v; }}
-
-// As source[at], without a line in L1.
-__device__ __forceinline__ uint4 past_l1(const uint4* source) {{
-    uint4 v;
-    asm("ld.global.L1::no_allocate.v4.u32 {{%0, %1, %2, %3}}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(source));
-    return v;
-}}
-
-// Reads `sources` vectors and writes `targets` and `extras` of them, {flight} a thread in flight.
-extern "C" __global__ void __launch_bounds__({threads})
-    elementwise(Vector* __restrict__ target, const Vector* __restrict__ source, Vector* __restrict__ extra,
-                long long targets, long long sources, long long extras, int vectors) {{
-    constexpr int kFlight = {flight}, kTile = {threads} * kFlight;
-    unsigned mixed = 0;
-    for (long long first = {block} * static_cast<long long>(kTile) + threadIdx.x; first < vectors;
-         first += gridDim.x * static_cast<long long>(kTile)) {{
-        Vector held[kFlight] = {{}};
-#pragma unroll
-        for (int k = 0; k < kFlight; ++k) {{
-            const long long at = first + k * {threads};
-            if (at < sources) held[k] = {load};
-        }}
-#pragma unroll
-        for (int k = 0; k < kFlight; ++k) {{
-            const long long at = first + k * {threads};
-            if (at < targets) {{
-                {store};
-            }} else {{
-                mixed ^= mix(held[k]);
-            }}
-            if (at < extras) extra[at] = held[k];
-        }}
-    }}
-    // Keeps alive the loads of what is read and not written: almost no data makes it happen.
-    if (mixed == 0x9e3779b9u) target[0] = Vector{{}};
-}}
-"""
-
-_SUM = """
-// Adds `parts` rows of partial sums: 8 threads a column, then one of them adds theirs and stores.
-extern "C" __global__ void __launch_bounds__(256)
-    add_partials({element}* __restrict__ sums, const float* __restrict__ partials) {{
-    constexpr int kParts = {parts}, kColumns = {columns};
-    __shared__ float shared[8][32];
-    const int column = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
-    float sum = 0.0f;
-    if (column < kColumns) {{
-#pragma unroll 4
-        for (int part = lane; part < kParts; part += 8) {{
-            sum += partials[part * static_cast<long long>(kColumns) + column];
-        }}
-    }}
-    shared[lane][threadIdx.x % 32] = sum;
-    __syncthreads();
-    if (lane == 0 && column < kColumns) {{
-        for (int other = 1; other < 8; ++other) sum += shared[other][threadIdx.x];
-        sums[column] = static_cast<{element}>(sum);
-    }}
-}}
-"""
-
-_REDUCTION = """\
-using Vector = {vector};
-
-__device__ __forceinline__ float value(uint4 v) {{ return __uint_as_float((v.x ^ v.y ^ v.z ^ v.w) & 0x3fffffffu); }}
-__device__ __forceinline__ float value(uint2 v) {{ return __uint_as_float((v.x ^ v.y) & 0x3fffffffu); }}
-__device__ __forceinline__ float value(unsigned v) {{ return __uint_as_float(v & 0x3fffffffu); }}
-__device__ __forceinline__ float value(unsigned short v) {{ return __uint_as_float(v & 0x3fffffffu); }}
-__device__ __forceinline__ float value(unsigned char v) {{ return __uint_as_float(v & 0x3fffffffu); }}
-
-__device__ __forceinline__ float over_warp(float sum) {{
-#pragma unroll
-    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
-    return sum;
-}}
-
-// {cluster} block(s) a row: load it, reduce once, store. What is stored depends on the sum and on what was loaded.
-extern "C" __global__ void __launch_bounds__({threads}) reduction({params}) {{
-    constexpr int kThreads = {threads}, kCluster = {cluster}, kAll = kThreads * kCluster;
-    const long long row = blockIdx.x / kCluster;
-    const int rank = blockIdx.x % kCluster, thread = rank * kThreads + threadIdx.x;
-    __shared__ float of_warps[32];
-    __shared__ float of_blocks[kCluster];
-    float sum = 0.0f;
-{loads}
-    sum = over_warp(sum);
-    if (kThreads > 32) {{
-        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
-        __syncthreads();
-        sum = over_warp(threadIdx.x % 32 < kThreads / 32 ? of_warps[threadIdx.x % 32] : 0.0f);
-    }}
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (kCluster > 1) {{
-        if (threadIdx.x < kCluster) {{
-            const unsigned mine = static_cast<unsigned>(__cvta_generic_to_shared(&of_blocks[rank]));
-            unsigned theirs;
-            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(mine), "r"(threadIdx.x));
-            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(theirs), "f"(sum) : "memory");
-        }}
-        asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
-        sum = 0.0f;
-#pragma unroll
-        for (int other = 0; other < kCluster; ++other) sum += of_blocks[other];
-    }}
-#endif
-    const unsigned mixed = __float_as_uint(sum);
-{stores}
-}}
-"""
-
-_LOADS = """\
-    {vector} held{i}[{held}] = {{}};
-#pragma unroll
-    for (int k = 0; k < {held}; ++k) {{
-        const int at = thread + k * kAll;
-        if (at < {vectors}) held{i}[k] = in{i}[row * {step}LL + at];
-        sum += value(held{i}[k]);
-    }}"""
-_STORES = """\
-#pragma unroll
-    for (int k = 0; k < {held}; ++k) {{
-        const int at = thread + k * kAll;
-        if (at < {vectors}) out{i}[row * {step}LL + at] = {made};
-    }}"""
-
 _LOAD = {"": "source[at]", "cs": "__ldcs(source + at)", "past L1": "past_l1(source + at)"}
 _ELEMENTS = {1: "unsigned char", 2: "unsigned short", 4: "float"}
 _TYPES = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
@@ -200,13 +69,14 @@ def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, 
     backwards = ((16, 4, "", 0), (16, 2, "past L1", 0), (16, 4, "past L1", 0))
     variants = [(*one, False) for one in (*plain, *hinted)] + [(*one, True) for one in backwards]
     for size, flight, hint, wave, last_first in variants:
-        text = _ELEMENTWISE.format(
-            vector=_TYPES[size],
-            threads=THREADS,
-            flight=flight,
-            block="(gridDim.x - 1 - blockIdx.x)" if last_first else "blockIdx.x",
-            load=_LOAD[hint],
-            store="__stcs(target + at, held[k])" if hint == "cs" else "target[at] = held[k]",
+        text = _text(
+            "elementwise",
+            VECTOR=_TYPES[size],
+            THREADS=THREADS,
+            FLIGHT=flight,
+            BLOCK="(gridDim.x - 1 - blockIdx.x)" if last_first else "blockIdx.x",
+            LOAD=_LOAD[hint],
+            STORE="__stcs(target + at, held[k])" if hint == "cs" else "target[at] = held[k]",
         )
         counts = {
             "target": -(-streams.written // size),
@@ -216,7 +86,7 @@ def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, 
         launch = Launch(threads=THREADS, rows_per_block=THREADS * flight, persistent=wave, min_blocks=1)
         kernels = [Kernel(name="elementwise", params=_FLAT, launch=launch)]
         if sums is not None:
-            text += _SUM.format(element=_ELEMENTS[sums[1]], parts=parts, columns=sums[0])
+            text += "\n" + _text("add_partials", ELEMENT=_ELEMENTS[sums[1]], PARTS=parts, COLUMNS=sums[0])
             blocks = -(-sums[0] // SUM_COLUMNS)
             kernels.append(Kernel(name="add_partials", params=_ADDED, launch=Launch(threads=256, blocks=blocks)))
         name = f"{size}x{flight}" + (f" {hint}" if hint else "") + (" one wave" if wave else "")
@@ -279,7 +149,8 @@ def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Ro
     for i, tensor in enumerate(inputs):
         vectors, step = (n * tensor.dtype.bytes // size for n in (problem.cols, problem.pitch))
         held, word = -(-vectors // (threads * cluster)), _TYPES[size]
-        loads.append(_LOADS.format(vector=word, held=held, i=i, vectors=vectors, step=step))
+        names = {"IN": f"in{i}", "LOADED": f"held{i}"}
+        loads.append(_text("reduction_load", VECTOR=word, HELD=held, VECTORS=vectors, STEP=f"{step}LL", **names))
         params.append(Param(name=f"in{i}", ctype=f"const {word}*", source=Source.TENSOR, key=tensor.name))
     kept = -(-(problem.cols * inputs[0].dtype.bytes // size) // (threads * cluster))
     for i, tensor in enumerate(outputs):
@@ -287,20 +158,26 @@ def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Ro
         vectors, step = (tensor.dtype.bytes_of(n) // wide for n in (problem.cols, problem.pitch))
         held, word = -(-vectors // (threads * cluster)), _TYPES[wide]
         made = _made(word, "held0[k]") if word == _TYPES[size] and held <= kept else _made(word, "mixed")
-        stores.append(_STORES.format(held=held, i=i, vectors=vectors, step=step, made=made))
+        to = f"out{i}"
+        stores.append(_text("reduction_store", OUT=to, HELD=held, VECTORS=vectors, STEP=f"{step}LL", MADE=made))
         params.append(Param(name=f"out{i}", ctype=f"{word}*", source=Source.TENSOR, key=tensor.name))
-    text = _REDUCTION.format(
-        vector=_TYPES[size],
-        threads=threads,
-        cluster=cluster,
-        params=", ".join(f"{p.ctype} __restrict__ {p.name}" for p in params),
-        loads="\n".join(loads),
-        stores="\n".join(stores),
+    text = _text(
+        "reduction",
+        VECTOR=_TYPES[size],
+        THREADS=threads,
+        CLUSTER=cluster,
+        PARAMS=", ".join(f"{p.ctype} __restrict__ {p.name}" for p in params),
+        LOADS="".join(loads).rstrip("\n"),
+        STORES="".join(stores).rstrip("\n"),
     )
     launch = Launch(threads=threads, cluster=cluster)
     kernel = Kernel(name="reduction", params=tuple(params), launch=launch)
     name = f"reduction {threads}x{size}" + (f" cluster {cluster}" if cluster > 1 else "")
     return Roof(name=name, module=Module(instructions="", text=text, kernels=(kernel,)), rows=problem.rows)
+
+
+def _text(name: str, **macros: str | int) -> str:
+    return text_of("normgen.measure.chains", f"{name}.cu", **macros)
 
 
 def _made(word: str, held: str) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 import sympy as sp
 
 from normgen.dtypes import F8E8M0
-from normgen.program.functions import INFINITY, cast, divide, expm1, log1p, power_of
+from normgen.program.functions import INFINITY, cast, function_of, needs_of, power_of
 from normgen.program.ir import SIZES, Map, Reduce, Statement, defined_names
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
+from normgen.spec.functions import Domain
 from normgen.spec.spec import Kind
 
 
@@ -65,9 +66,10 @@ class Defined:
             return all(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
         if isinstance(expr, sp.Max):
             return any(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
-        if isinstance(expr, log1p | expm1):
+        function = function_of(expr)
+        if function and function.keeps_sign:
             return self.is_never_negative(expr.args[0])
-        return isinstance(expr, sp.exp | sp.Abs)
+        return bool(function and function.gives)
 
     def _positive(self, expr: sp.Expr) -> bool:
         if expr.is_number or expr in SIZES:
@@ -84,9 +86,10 @@ class Defined:
             return all(map(self.is_positive, expr.args))
         if isinstance(expr, sp.Max):
             return any(self._is_scalar(e) or self.is_positive(e) for e in expr.args)
-        if isinstance(expr, power_of | log1p | expm1):
+        function = function_of(expr)
+        if isinstance(expr, power_of) or (function and function.keeps_sign):
             return self.is_positive(expr.args[0])
-        return isinstance(expr, sp.exp) or bool(expr.is_Pow and self.is_positive(expr.base))
+        return bool(function and function.gives is Domain.POSITIVE) or bool(expr.is_Pow and self.is_positive(expr.base))
 
     def _never_0(self, expr: sp.Expr) -> bool:
         if expr in self._maps:
@@ -113,13 +116,20 @@ class Defined:
         if expr.is_Pow and not (expr.exp.is_Integer and expr.exp > 0):
             is_root = not expr.exp.is_Integer
             return not (self.is_positive(expr.base) if is_root else self.is_never_0(expr.base))
-        if isinstance(expr, sp.log | log1p):
-            return not self.is_positive(expr.args[0] if isinstance(expr, sp.log) else 1 + expr.args[0])
-        if isinstance(expr, power_of):
-            return not self.is_positive(expr.args[0])
         if isinstance(expr, cast) and expr.args[1].name == F8E8M0.name:  # which has no sign, but NaN
             return not self.is_never_negative(expr.args[0])
-        return isinstance(expr, divide) and not self.is_never_0(expr.args[1])
+        return not all(self._is_of(arg, domain) for arg, domain in needs_of(expr))
+
+    def _is_of(self, expr: sp.Expr, domain: Domain) -> bool:
+        match domain:
+            case Domain.POSITIVE:
+                return self.is_positive(expr)
+            case Domain.NOT_NEGATIVE:
+                return self.is_never_negative(expr)
+            case Domain.NOT_ZERO:
+                return self.is_never_0(expr)
+            case Domain.ABOVE_MINUS_ONE:
+                return self.is_positive(1 + expr)
 
     def _is_scalar(self, expr: sp.Expr) -> bool:
         return bool(expr.is_Symbol and expr not in SIZES and self._kinds.get(expr.name) is Kind.SCALAR)

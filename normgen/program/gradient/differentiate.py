@@ -26,7 +26,7 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import INFINITY, divide, equal, log1p, power_of, roll, unequal, where
+from normgen.program.functions import INFINITY, PARTIAL, equal, needs_of, roll, unequal, where
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.defined import Defined
@@ -349,8 +349,7 @@ class _Reverse:
     def _is_steep(self, expr: sp.Expr) -> bool:
         """Whether it divides by, or takes a root or the logarithm of, what varies along the row."""
         powers = (p for p in expr.atoms(sp.Pow) if not (p.exp.is_Integer and p.exp > 0))
-        inner = [*(p.base for p in powers), *(f.args[-1] for f in expr.atoms(sp.log, log1p, divide))]
-        inner += [f.args[0] for f in expr.atoms(power_of)]
+        inner = [*(p.base for p in powers), *(arg for call in expr.atoms(*PARTIAL) for arg, _ in needs_of(call))]
         return expr.has(INFINITY) or any(kind_of(e, self.kinds).within_row for e in inner)
 
     def _through_dot(self, statement: Reduce) -> None:

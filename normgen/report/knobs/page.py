@@ -25,6 +25,9 @@ def _knob(knob: Knob, picture: str | None, found: Evidence) -> str:
     lines = [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
     if "" in knob.words and knob.words[""] != knob.meaning:
         lines += [f"Beyond the plain value: {knob.words['']}.", ""]
+    if knob.taught:
+        taught = ", ".join(f"`{value}`" for value in knob.values if value in knob.taught)
+        lines += [f"For ladders, `--schedule` and specs that name them, but in no search: {taught}.", ""]
     lines += ["```text", picture, "```", ""] if picture else [f"No picture: {PICTURES[knob.name]}.", ""]
     rows = list(_rows(knob, found))
     kept = [number for number in range(len(HEAD)) if any(row[number] for row in rows)]

@@ -275,11 +275,7 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     ),
     "blocks_per_sm": "no thread does anything else: the compiler keeps to fewer registers",
     "columns": _scenes(
-        sums,
-        _BACK,
-        "threads_per_row=32 persistent=1 hold=registers unroll=0",
-        *KNOBS["columns"].values,
-        cluster_partials="cluster=2",
+        sums, _BACK, "threads_per_row=32 persistent=1 hold=registers unroll=0", *KNOBS["columns"].values
     ),
     "dependent_launch": (
         *_scenes(diary, _BARE, f"{_QUARTER} vector=2 hold=registers unroll=0", "off", "start", "loads", "end"),

@@ -6,10 +6,11 @@ Operations that are not here are said by torch as others that are, or are refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
+from normgen.spec.functions import CALLS, Function, Rounding
 from normgen.spec.writing import minus, number
 
 E = Expression
@@ -21,6 +22,21 @@ ZERO, MINUS_ONE, TWENTY = Number(Fraction(0)), Number(Fraction(-1)), Number(Frac
 
 def call(function: str, *args: E) -> E:
     return Call(function, args)
+
+
+def called(function: Function) -> Callable[..., E]:
+    """A call of a function that torch has too, of as many arguments as ours takes."""
+
+    def make(*args: E) -> E:
+        if len(args) != function.takes:
+            raise TypeError(f"{function.name} takes {function.takes} arguments, here {len(args)}")
+        return Call(function.name, args)
+
+    return make
+
+
+def of(rounding: Rounding) -> Iterator[str]:
+    return (function.aten for function in CALLS.values() if function.aten and function.rounding is rounding)
 
 
 def binary(operator: str) -> Callable[[E, E], E]:
@@ -93,34 +109,11 @@ def remainder(a: E, b: E) -> E:
     return Binary("-", a, product(b, call("floor", Binary("/", a, b))))
 
 
-_SAME = [
-    "exp",
-    "log",
-    "log1p",
-    "expm1",
-    "sqrt",
-    "rsqrt",
-    "abs",
-    "sigmoid",
-    "tanh",
-    "erf",
-    "sin",
-    "cos",
-    "floor",
-    "ceil",
-    "round",
-    "minimum",
-    "maximum",
-]
 _LOG2 = number(math.log(2))
 
 # Of expressions, and of None and texts where the operation takes them. By the names of torch.ops.aten.
 ELEMENTWISE: dict[str, Callable[..., E]] = {
-    **{name: (lambda *args, name=name: Call(name, args)) for name in _SAME},
-    **{
-        torchs: (lambda a, b, ours=ours: Call(ours, (a, b)))
-        for torchs, ours in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items()
-    },
+    **{function.aten: called(function) for function in CALLS.values() if function.aten},
     "add": scaled("+"),
     "sub": scaled("-"),
     "rsub": lambda a, b, alpha=ONE: scaled("-")(b, a, alpha),
@@ -130,7 +123,6 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
     "pow": power,
     "square": lambda x: Power(x, Fraction(2)),
     "reciprocal": lambda x: Binary("/", ONE, x),
-    "sign": lambda x: call("sign", x),
     "sgn": lambda x: call("sign", x),
     "trunc": truncated,
     "remainder": remainder,
@@ -148,30 +140,14 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
     "hardtanh": lambda x, low=MINUS_ONE, high=ONE: call(
         "where", call("<=", x, low), low, call("where", call(">=", x, high), high, x)
     ),
-    "where": lambda condition, a, b: call("where", condition, a, b),
     "masked_fill": lambda x, mask, value: call("where", mask, value, x),
     "logical_not": negated,
-    "logical_and": lambda a, b: call("and", a, b),
-    "logical_or": lambda a, b: call("or", a, b),
-    "detach": lambda x: call("constant", x),
     "isnan": lambda x: call("!=", x, x),
 }
 OF_CONDITIONS = {"bitwise_not": "logical_not", "bitwise_and": "logical_and", "bitwise_or": "logical_or"}
 # What no rounding changes: the result is one of the arguments, or its opposite, or a condition.
-EXACT = {
-    "neg",
-    "abs",
-    "minimum",
-    "maximum",
-    "where",
-    "relu",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "masked_fill",
-    "detach",
-}
-WHOLE = {"floor", "ceil", "round", "trunc", "sign", "sgn", "isnan"} | {"lt", "le", "gt", "ge", "eq", "ne"}
+EXACT = {"neg", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill", *of(Rounding.EXACT)}
+WHOLE = {"trunc", "sgn", "isnan", *of(Rounding.WHOLE)}
 
 
 def power_of(base: E, exponent: E) -> E:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from normgen.cuda.compiler import compile_module, ptx
+from normgen.cuda.compiler import compile_module
 from normgen.schedule.knobs import Copy, Hold
 from normgen.schedule.schedule import Schedule
 from tests.codegen.test_compiled import _nvrtc_loads
 from tests.codegen.tiles.cases import CASES
+from tests.cuda.compiled import ptx
 
 pytestmark = pytest.mark.skipif(not _nvrtc_loads(), reason="NVRTC does not load on this machine")
 LARGE = Schedule(hold=Hold.SHARED, vector=4, tile_m=128, tile_n=128, tile_k=8, thread_m=8, thread_n=8)

@@ -72,7 +72,6 @@ void normgen_cpu_named_barrier(int id, int threads);
 void normgen_cpu_cluster_arrive(bool releases);
 void normgen_cpu_cluster_wait();
 void normgen_cpu_cluster_store(void* own, unsigned rank, const void* value, unsigned bytes);
-void normgen_cpu_cluster_load(const void* own, unsigned rank, void* value, unsigned bytes);
 void normgen_cpu_cluster_send(void* own, unsigned rank, const void* value, unsigned bytes, unsigned long long* mbarrier);
 void normgen_cpu_cp_async(void* to, const void* from, unsigned bytes);
 void normgen_cpu_cp_async_zeros(void* to, unsigned bytes);

@@ -130,10 +130,6 @@ template <typename Value>
 NORMGEN_INLINE void cluster_store(Value* own_shared_address, unsigned rank, Value value) {
   normgen_cpu_cluster_store(own_shared_address, rank, &value, sizeof(Value));
 }
-template <int N>
-NORMGEN_INLINE void cluster_load(float (&values)[N], const float* own_shared_address, unsigned rank) {
-  normgen_cpu_cluster_load(own_shared_address, rank, values, sizeof(values));
-}
 template <typename Value>
 NORMGEN_INLINE void cluster_send(Value* own_shared_address, unsigned rank, Value value, unsigned long long* mbarrier) {
   normgen_cpu_cluster_send(own_shared_address, rank, &value, sizeof(Value), mbarrier);

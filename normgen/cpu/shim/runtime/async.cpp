@@ -220,7 +220,7 @@ NORMGEN_API void normgen_cpu_cluster_send(void* own, unsigned rank, const void* 
                                           unsigned long long* address) {
   const uintptr_t pc = NORMGEN_CALLER;
   const uintptr_t to = reinterpret_cast<uintptr_t>(own);
-  Block& target = block_of_cluster(to, rank, kWrite, pc);
+  Block& target = block_of_cluster(to, rank, pc);
   check_shared_extent(to, bytes, kWrite, pc);
   if (bytes % 4 != 0 || bytes > kMaxSent) fatal_fault(kMisaligned, pc, "sends %u bytes: words of 4, at most %u", bytes, kMaxSent);
   Mbarrier& mbarrier = find_mbarrier(target, address, pc);

@@ -49,19 +49,18 @@ unsigned char* shared_of(Block& target, uintptr_t own) {
 }
 
 // The block an access to the cluster goes to: it must exist, run and not have ended.
-Block& block_of_cluster(uintptr_t address, unsigned rank, int access, uintptr_t pc) {
-  const char* what = access == kRead ? "reads from" : "stores into";
-  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "what %s the cluster needs a shared address", what);
+Block& block_of_cluster(uintptr_t address, unsigned rank, uintptr_t pc) {
+  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "what stores into the cluster needs a shared address");
   if (rank >= machine.cluster.size()) {
-    fatal_fault(kOutOfBoundsShared, pc, "%s block rank %u of a cluster of %zu", what, rank, machine.cluster.size());
+    fatal_fault(kOutOfBoundsShared, pc, "stores into block rank %u of a cluster of %zu", rank, machine.cluster.size());
   }
   Block& target = *machine.cluster[rank];
   if (&target == machine.current->block) return target;
   if (machine.current->cluster_phase == 0) {
-    record_fault(kSharedRace, pc, "%s block rank %u before any cluster barrier: that block may not run yet", what, rank);
+    record_fault(kSharedRace, pc, "stores into block rank %u before any cluster barrier: that block may not run yet", rank);
   }
   if (target.exited == static_cast<int>(target.fibers.size())) {
-    fatal_fault(kOutOfBoundsShared, pc, "%s block rank %u, all of whose threads have exited", what, rank);
+    fatal_fault(kOutOfBoundsShared, pc, "stores into block rank %u, all of whose threads have exited", rank);
   }
   return target;
 }
@@ -201,7 +200,7 @@ NORMGEN_API unsigned normgen_cpu_cluster_rank() { return static_cast<unsigned>(m
 NORMGEN_API void normgen_cpu_cluster_store(void* own, unsigned rank, const void* value, unsigned bytes) {
   const uintptr_t pc = NORMGEN_CALLER;
   const uintptr_t address = reinterpret_cast<uintptr_t>(own);
-  Block& target = block_of_cluster(address, rank, kWrite, pc);
+  Block& target = block_of_cluster(address, rank, pc);
   if (&target == machine.current->block) {
     check_access(address, bytes, kWrite, (bytes & (bytes - 1)) == 0, pc);
     std::memcpy(own, value, bytes);
@@ -210,20 +209,4 @@ NORMGEN_API void normgen_cpu_cluster_store(void* own, unsigned rank, const void*
   check_shared_extent(address, bytes, kWrite, pc);
   check_remote_write(target, shadow_index(address), bytes, pc);
   std::memcpy(shared_of(target, address), value, bytes);
-}
-
-NORMGEN_API void normgen_cpu_cluster_load(const void* own, unsigned rank, void* value, unsigned bytes) {
-  const uintptr_t pc = NORMGEN_CALLER;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(own);
-  Block& target = block_of_cluster(address, rank, kRead, pc);
-  trace_step(address, bytes, kRead);
-  if (&target == machine.current->block) {
-    check_access(address, bytes, kRead, true, pc);
-    std::memcpy(value, own, bytes);
-    return;
-  }
-  check_shared_extent(address, bytes, kRead, pc);
-  if (address % bytes != 0) fatal_fault(kMisaligned, pc, "reads %u bytes of another block at an address that is no multiple of them", bytes);
-  check_remote_read(target, shadow_index(address), bytes, pc);
-  std::memcpy(value, shared_of(target, address), bytes);
 }

@@ -172,29 +172,10 @@ void check_shared_read(Block& block, size_t index, size_t bytes, int access, uin
   }
 }
 
-constexpr size_t kWordBytes = 4;
-
-// Nobody writes words that other blocks may still be reading.
-bool come_after_remote_reads(Block& block, size_t index, size_t bytes, uintptr_t pc) {
-  if (block.remote_reads.empty()) return true;
-  for (size_t word = index / kWordBytes; word * kWordBytes < index + bytes; ++word) {
-    const auto found = block.remote_reads.find(word);
-    if (found == block.remote_reads.end()) continue;
-    const std::vector<uint64_t> stamps = std::move(found->second);
-    block.remote_reads.erase(found);
-    for (const uint64_t stamp : stamps) {
-      if (is_ordered(stamp, *machine.current)) continue;
-      race("writes", stamp, word * kWordBytes, pc);
-      return false;
-    }
-  }
-  return true;
-}
-
 void check_shared_write(Block& block, size_t index, size_t bytes, int access, uint64_t flags, uintptr_t pc) {
   Shadow& shadow = block.shadow;
   const uint64_t mine = my_stamp() | flags, start = start_stamp(block);
-  bool sound = come_after_remote_reads(block, index, bytes, pc);
+  bool sound = true;
   for (size_t i = index; i < index + bytes; ++i) {
     const uint64_t written = shadow.write[i];
     if (sound && written >= start) {
@@ -321,25 +302,6 @@ void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread) {
 
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc) {
   check_shared_write(target, index, bytes, kWrite, 0, pc);
-}
-
-void check_remote_read(Block& target, size_t index, size_t bytes, uintptr_t pc) {
-  for (size_t i = index; i < index + bytes; ++i) {
-    if (!is_readable(target, i, bytes, kRead, pc)) return;
-    if (i % kWordBytes == 0) target.remote_reads[i / kWordBytes].push_back(my_stamp());
-  }
-}
-
-// The shared memory of a block is there until its last thread ends: other blocks must have read it by then.
-void check_leaving(const Block& block) {
-  if (block.exited < static_cast<int>(block.fibers.size())) return;
-  for (const auto& [word, stamps] : block.remote_reads) {
-    for (const uint64_t stamp : stamps) {
-      if (is_ordered(stamp, *machine.current)) continue;
-      race("ends and leaves", stamp, word * kWordBytes, machine.image_begin);
-      return;
-    }
-  }
 }
 
 void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc) {

@@ -241,7 +241,6 @@ struct Block {
   uint64_t start_clock, barrier_clock;
   std::vector<Event> events;
   std::vector<Readers> readers;
-  std::unordered_map<size_t, std::vector<uint64_t>> remote_reads;  // stamps of other blocks' reads, by word, until it is written
   std::unordered_map<uintptr_t, Mbarrier> mbarriers;  // by address while the block is the live one
   std::vector<unsigned char> saved_static, saved_dynamic;
   Shadow shadow;
@@ -303,8 +302,6 @@ size_t shadow_index(uintptr_t address);
 void mark_in_flight(const Copy& copy, bool reads, uintptr_t pc);
 void land(const Copy& copy, uint64_t thread);
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc);
-void check_remote_read(Block& target, size_t index, size_t bytes, uintptr_t pc);
-void check_leaving(const Block& block);
 void mark_sent(Block& target, size_t index, size_t bytes, uintptr_t pc);
 void land_bytes(Block& block, size_t index, size_t bytes, uint64_t thread);
 void poison_shared(Block& block);
@@ -336,7 +333,7 @@ uint64_t my_stamp();
 uint64_t stamp_of(const Fiber& fiber, uint64_t clock);
 
 // barriers.cpp
-Block& block_of_cluster(uintptr_t address, unsigned rank, int access, uintptr_t pc);
+Block& block_of_cluster(uintptr_t address, unsigned rank, uintptr_t pc);
 unsigned char* shared_of(Block& target, uintptr_t own);
 
 // warp.cpp, async.cpp

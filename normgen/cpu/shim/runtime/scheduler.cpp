@@ -191,7 +191,6 @@ extern "C" __attribute__((visibility("hidden"))) void normgen_cpu_fiber_start() 
   fiber.exited = true;
   ++block.exited;
   block.live[fiber.warp()] &= ~(1u << fiber.lane());
-  check_leaving(block);
   recheck_warp(block, fiber.warp());
   recheck_block_barrier(block);
   recheck_cluster_barrier();
