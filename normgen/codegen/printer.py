@@ -230,7 +230,9 @@ class FormulaPrinter(Printer):
             case Call(function=function, args=[Call(function=rolled) as roll]) if function == FLOAT and rolled == ROLL:
                 return f"roll({', '.join(map(self.text, roll.args))})", ATOM
             case Call(function=function, args=(arg,)) if function == FLOAT:
-                return (self.condition(arg), CHOICE) if is_condition(arg) else (self.whole(arg), PRODUCT)
+                if is_condition(arg):
+                    return self.condition(arg), CHOICE
+                return self.whole(arg), ATOM if isinstance(arg, Name) else PRODUCT
             case Call(function="sign" | "clamp"):
                 return f"{tree.function}({', '.join(map(self.text, tree.args))})", ATOM
         return super().call(tree)

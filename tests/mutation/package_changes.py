@@ -1189,7 +1189,7 @@ CHANGES: tuple[Change, ...] = (
         ("return found if self.plan.in_shared else found[1:]", "return found[1:]"),
         ('f"{number} * blocks_n + {tile}" if number else tile', "tile"),
         ('"tile": "blocks_n"', '"tile": "1"'),
-        ("kTileM + own_m(i)] = {r.names[0]}_own", "kTileM + i] = {r.names[0]}_own"),
+        ("kTileM + own_m(i)]", "kTileM + i]"),
     ),
     *changes(
         "codegen/tiles/access.py",
