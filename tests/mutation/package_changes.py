@@ -747,7 +747,7 @@ CHANGES: tuple[Change, ...] = (
             "return (key.cols, key.inner, key.rows, -len(self.problem.absent),",
             "return (key.cols, key.inner, key.rows, len(self.problem.absent),",
         ),
-        ("pitch=pitch, align=align", "pitch=cols, align=align"),
+        ('"pitch": cols + (2 if cols % 2 else problem.packed)', '"pitch": cols'),
     ),
     *changes(
         "export/proof.py",
@@ -838,9 +838,9 @@ CHANGES: tuple[Change, ...] = (
         ("{kernel.launch.threads} <= ({found[1]})", "{kernel.launch.threads} > 0"),
     ),
     *changes(
-        "problem/question.py",
+        "problem/words.py",
         GROUPS,
-        ('*(f"{name}_{dtype}" for name, dtype in said.items())]', "]"),
+        ('words += [f"{name}_{dtype}" for name, dtype in said_dtypes(problem).items()]', "words += []"),
     ),
     *changes(
         "python/handle.py",
