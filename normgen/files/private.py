@@ -177,10 +177,11 @@ def write_output(path: Path, content: str | bytes) -> None:
 def try_writing(folder: Path) -> None:
     """Write where a folder is, or would be made, before long work finds out that it cannot; leave nothing there.
 
-    Raises OSError.
+    Raises OSError, with the name of the folder.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    with tempfile.TemporaryFile(dir=there) as file:
-        file.write(bytes(_HEADER_BYTES))
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(_HEADER_BYTES))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(folder)) from error
