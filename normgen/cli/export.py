@@ -22,7 +22,7 @@ from normgen.export.beside import others_of, require_none_of, require_one
 from normgen.export.cubins import write_cubins
 from normgen.export.proof import Refused, require_all, sorted_out
 from normgen.files.names import Part, name_part
-from normgen.files.private import require_writable
+from normgen.files.private import try_writing
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of, ways_to_records
 from normgen.studies.t4 import t4_results
@@ -145,7 +145,7 @@ def export(
     if not check:
         place = flashinfer or hub or cubins or output
         with needed("the folder that files go to must be writable", hint="choose another one"):
-            require_writable(place)  # before all records are proven again
+            try_writing(place)  # before all records are proven again
     if flashinfer is not None:
         say_missing("flashinfer-python", "flashinfer")
         _echo(write_flashinfer(source, flashinfer))

@@ -273,6 +273,7 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None, rep
 def require_folder(folder: Path) -> None:
     """Raises FileError, or UsageError as `folder_records`, where no header could be written into a folder."""
     with needed("the folder of the header must be writable", hint="choose another one with --output"):
+        folder.mkdir(parents=True, exist_ok=True)
         try_writing(folder)
     folder_records(folder)
 

@@ -175,16 +175,13 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def try_writing(folder: Path) -> None:
-    """Make a folder and write into it, before a long search finds out that it cannot. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(_HEADER_BYTES))
+    """Write where a folder is, or would be made, before long work finds out that it cannot; leave nothing there.
 
-
-def require_writable(folder: Path) -> None:
-    """Raise OSError where a folder cannot be made or written, before long work finds that out. Leaves nothing there."""
+    Raises OSError, with the name of the folder.
+    """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    with tempfile.TemporaryFile(dir=there):
-        pass
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(_HEADER_BYTES))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(folder)) from error

@@ -78,6 +78,21 @@ def test_m9_a_command_whose_output_cannot_be_written_says_so(command: tuple[str,
     assert str(place) in found.err
 
 
+@pytest.mark.parametrize("option", ["--output", "--cubin", "--flashinfer", "--hf-kernels"])
+def test_m9_an_export_asks_for_its_place_before_it_proves_a_record(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proven(*_: object, **__: object) -> None:
+        raise AssertionError("records are proven")
+
+    monkeypatch.setattr("normgen.cli.export.sorted_out", proven)
+    monkeypatch.setattr("normgen.engines.source.Source.records", proven)
+    found = normgen("export", RECORDS, option, str(below_a_file(tmp_path)))
+    assert (found.code, found.is_one_error) == (2, True)
+    assert str(tmp_path / "file") in found.err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize(("command", "kind"), [("verify", "file"), ("verify", "dangling link"), ("tune", "proc")])
 def test_m9_a_cache_folder_that_cannot_be_made_costs_one_line(
     command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
