@@ -344,11 +344,16 @@ def test_verify_of_chosen_gradients_added_or_in_a_fixed_order(
 
 def test_deterministic_explains_itself_and_refuses_atomics(capsys: pytest.CaptureFixture[str]) -> None:
     why = run(capsys, "space", *BACKWARD, "--deterministic", "--why")[1]
-    assert "deterministic: atomics add the sums of blocks in whatever order these end" in why
-    atomic = "threads_per_row=16 rows_per_block=8 columns=atomic persistent=0 stages=1 params=late dependent_launch=off"
-    code, _, err = run(capsys, "show", *BACKWARD, "--deterministic", "--schedule", atomic)
-    assert code == 2
-    assert "deterministic: atomics keep the order of rows only where" in err
+    assert "one block that loops over all rows" in why
+    rest = "threads_per_row=16 rows_per_block=8 persistent=0 stages=1 params=late dependent_launch=off"
+    for columns, reason in [
+        ("atomic", "deterministic: atomics keep the order of rows only where"),
+        ("shared_atomic", "deterministic: atomics add the sums of blocks in whatever order these end"),
+    ]:
+        asked = ("--deterministic", "--schedule", f"{rest} columns={columns}")
+        code, _, err = run(capsys, "show", *BACKWARD, *asked)
+        assert code == 2
+        assert reason in err
 
 
 def test_in_place_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture[str]) -> None:

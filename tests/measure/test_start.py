@@ -15,7 +15,7 @@ from normgen.measure.isolation import process
 from normgen.measure.isolation.start import Start
 from tests.measure.test_isolation import FACTORY
 
-HEAVY = ("numpy", "sympy", "optuna", "jinja2", "normgen.problem", "normgen.tuning.tuner")
+HEAVY = ("numpy", "sympy", "optuna", "jinja2", "normgen.problem.problem", "normgen.tuning.tuner")
 AT_THE_CONTEXT = f"""
 import sys
 from normgen.measure.isolation import __main__ as worker

@@ -88,10 +88,10 @@ def vector_chain(monoid: Monoid, vectors: list[list[Row]], state: Row) -> Row:
     assert by_vector is not None
     for rows in vectors:
         known = dict(zip(monoid.state, state, strict=True))
-        (reference,) = recipe(Recipe((by_vector.start,)), known)
+        (reference,) = recipe(by_vector.start, known)
         for args in rows:
             seen = {by_vector.reference: reference, **dict(zip(monoid.args, args, strict=True))}
-            (reference,) = recipe(Recipe((by_vector.peek,)), seen)
+            (reference,) = recipe(by_vector.peek, seen)
         state = recipe(by_vector.move, {**known, by_vector.reference: reference})
         for args in rows:
             known = dict(zip(monoid.state, state, strict=True)) | dict(zip(monoid.args, args, strict=True))

@@ -42,7 +42,7 @@ NOT_SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("layernorm", SHORT, HELD | {"persistent": 16}, "a persistent grid of aligned rows"),
     ("layernorm", SHORT, HELD | {"division": "remainder"}, "means of fewer than 4096 cols"),
     ("rmsnorm_to_fp8", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"division": "remainder"}, "of many rows"),
-    ("rmsnorm", BACKWARD, HELD | {"persistent": 2, "columns": "atomic"}, "by atomics or last arrivers"),
+    ("rmsnorm", BACKWARD, HELD | {"persistent": 2, "columns": "atomic"}, "column sums of many rows by atomics"),
     ("rmsnorm", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"row_order": "descending"}, "that L2 holds"),
 ]
 SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
