@@ -252,7 +252,7 @@ def joined(older: Results, newer: Results) -> Results:
 
 def days_of(entries: Sequence[EntryResult]) -> str:
     """`timed on 2026-11-22 (38 entries) and 2026-11-25 (74)`, of the entries of joined files."""
-    first, *others = sorted(Counter(entry.run[:10] for entry in entries).items())
+    first, *others = sorted(Counter(entry.run[:10] for entry in entries).items()) or [("no day", 0)]
     days = [f"{first[0]} ({first[1]} entries)", *(f"{day} ({count})" for day, count in others)]
     return f"timed on {' and '.join(days)}"
 

@@ -195,9 +195,11 @@ def _conclude(found: Run, json_to: str | None, text: str) -> int:
 
 def show_recorded(recorded: Sequence[Path], *, json_to: str | None, picture: Path | None) -> int:
     """Print, draw and write what earlier runs of a suite found: the later files' entries replace the earlier ones'."""
-    found = reduce(joined, (read(Results, file) for file in recorded))
-    if file := results_file(json_to):
-        write(file, found)
+    target = results_file(json_to)
+    rewritten = target.resolve() if target else None
+    found = reduce(joined, (read(Results, file, keeps=file.resolve() == rewritten) for file in recorded))
+    if target:
+        write(target, found)
     _show(found, json_to, picture)
     return 0
 

@@ -89,6 +89,8 @@ class Constants:
 def constants_from(values: Mapping[str, float]) -> Constants:
     """Constants from a mapping; unknown names are errors, missing ones keep their default."""
     known = [f.name for f in fields(Constants)]
+    if not isinstance(values, Mapping):
+        raise UsageError("constants of the cost model are a table", received=repr(values))
     for name, value in values.items():
         if name not in known:
             raise UsageError("unknown constant of the cost model", received=name, hint=did_you_mean(name, known))

@@ -97,7 +97,7 @@ def read_cubins(folder: Path) -> Cubins:
             raise ValueError(f"schema {found['schema']}")
         entries = {(str(entry["digest"]), int(entry["arch"])): _checked(entry) for entry in found["kernels"]}
         records = tuple(from_dict(entry["record"]) for entry in found["kernels"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         rule = "a folder of cubins has a manifest that `normgen export --cubin` wrote"
         raise UsageError(rule, received=f"{path}: {error}") from error
     return Cubins(folder=folder, records=records, entries=entries)

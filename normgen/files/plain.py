@@ -101,7 +101,7 @@ def _made(kind: Any, data: Any, at: str) -> Any:
         return _tried(kind, data, at)
     if kind is float:
         _check(isinstance(data, int | float) and not isinstance(data, bool), "a number", data, at)
-        return float(data) if isinstance(data, int) else data
+        return _tried(float, data, at) if isinstance(data, int) else data
     words = {int: "a whole number", str: "a text", bool: "true or false"}
     _check(type(data) is kind, words.get(kind, str(kind)), data, at)
     return data
@@ -166,7 +166,7 @@ def _tried(make: Callable[[Any], Any], data: Any, at: str) -> Any:
     except NormgenError as error:
         said = ": ".join(part for part in (error.rule, error.received) if part)
         raise ValueError(f"{_path(at)}{said}") from None
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise ValueError(f"{_path(at)}{error}") from None
 
 

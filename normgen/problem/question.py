@@ -7,10 +7,14 @@ A promise (`PROMISES`) is a keyword in `Asked` and a field of `Terms`; the modul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
+
+import numpy as np
+
+from normgen.errors import UsageError
 
 PLAIN_ALIGN = 16  # bytes; what allocators give
 
@@ -92,13 +96,47 @@ ASKED: dict[str, Option] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Asked, include_extras=True).items()
 }
 PROMISES = tuple(name for name, option in ASKED.items() if option.kind is bool)
+_KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("True or False", lambda value: isinstance(value, bool | np.bool_)),
+    tuple: ("names of tensors", lambda value: isinstance(value, Collection) and _are_names(value)),
+    dict: ("a mapping of a tensor's name", lambda value: isinstance(value, Mapping) and _are_names(value)),
+    Direction: ("forward or backward", lambda value: isinstance(value, str)),
+}
+_EXAMPLES = {
+    "dtypes": '{"weight": "float32"}',
+    "in_place": '{"h": "residual"}, where h overwrites residual',
+    "layout": '{"scale": "column_major"}',
+}
 
 
 def whole(question: Mapping[str, Any], function: str) -> Asked:
-    """A question with every fact, as it is asked or by default. Raises TypeError for a keyword that is no fact."""
+    """A question with every fact, as it is asked or by default.
+
+    Raises TypeError for a keyword that is no fact, UsageError as `check_kinds`.
+    """
     if unknown := [name for name in question if name not in ASKED]:
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
+    check_kinds(question)
     return cast(Asked, {name: question.get(name, option.default) for name, option in ASKED.items()})
+
+
+def check_kinds(question: Mapping[str, Any]) -> None:
+    """Raise UsageError for a fact that is no flag, names or mapping where it has to be: "no" would promise something.
+
+    Sizes and dtypes are checked where they are read, against the spec.
+    """
+    for name, value in question.items():
+        option = ASKED.get(name)
+        if option is None or option.kind not in _KINDS or (value is None and option.default is None):
+            continue
+        what, fits = _KINDS[option.kind]
+        values = value.values() if name in ("in_place", "layout") and isinstance(value, Mapping) else ()
+        if not fits(value) or not _are_names(values):
+            raise UsageError(f"{name} is {what}", received=repr(value), hint=_EXAMPLES.get(name))
+
+
+def _are_names(found: Collection[Any]) -> bool:
+    return all(isinstance(one, str) for one in found)
 
 
 def _promise(description: str, said: str = "") -> Any:

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from normgen.errors import ProgramError, SpecError, UsageError, did_you_mean
 from normgen.problem.problem import Problem, check_flow, make_problem
-from normgen.problem.question import Asked, Direction
+from normgen.problem.question import Asked, Direction, check_kinds
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import GradientTensor, backward_tensors, differentiate
 from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, is_stage, stage_of
@@ -174,6 +174,7 @@ def problem_for(
 
     Raises UsageError for arguments that do not fit the direction.
     """
+    check_kinds(question)
     direction, gradients = question.get("direction", "forward"), question.get("gradients")
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or question.get("accumulate"):

@@ -10,7 +10,7 @@ The same on numpy arrays, slowly and with every access checked: normgen.kernel("
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.export.cubins import Cubins, read_cubins
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, along_axis, sizes_of
-from normgen.problem.question import ASKED, Asked, whole
+from normgen.problem.question import Asked, whole
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
 from normgen.python.executor import Executor, executor_for
@@ -102,9 +102,6 @@ def kernel(
     if asked["gradients"] is not None:
         asked["gradients"] = _names(asked["gradients"])
     present = None if present is None else _names(present)
-    for name, value in question.items():
-        if ASKED[name].kind is dict and not isinstance(value, Mapping | None):
-            raise UsageError(f"{name} is a mapping of a tensor's name", received=repr(value), hint=_PAIRS[name])
     if not isinstance(schedule, Schedule | None):
         hint = "leave it out for the best record, or the default schedule; `normgen show --schedule` takes a text"
         raise UsageError("a schedule is a Schedule", received=repr(schedule), hint=hint)
@@ -131,13 +128,6 @@ def kernel(
     found = read_cubins(Path(cubins)) if cubins is not None else None
     maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found, behind=behind)
     return maker.any_rows(problem) if is_any else maker.make(problem, *maker.choose(problem))
-
-
-_PAIRS = {
-    "dtypes": '{"weight": "float32"}',
-    "in_place": '{"h": "residual"}, where h overwrites residual',
-    "layout": '{"scale": "column_major"}',
-}
 
 
 def _names(given: Collection[str]) -> Collection[str]:

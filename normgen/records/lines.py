@@ -115,10 +115,12 @@ def aside_of(path: Path) -> Path:
 
 
 def keep_aside(path: Path, damaged: Sequence[Damaged]) -> None:
-    """Add lines of a file to those set aside; under its lock. Raises OSError."""
+    """Add lines of a file to those set aside, each once; under the file's lock. Raises OSError."""
     if damaged:
-        with aside_of(path).open("ab") as file:
-            file.writelines(d.text + b"\n" for d in damaged)
+        with aside_of(path).open("a+b") as file:
+            file.seek(0)
+            known = {*file.read().split(b"\n")}
+            file.writelines(d.text + b"\n" for d in damaged if d.text not in known)
 
 
 def set_damaged_aside(path: Path, parse: Callable[[str], object]) -> tuple[Damaged, ...]:

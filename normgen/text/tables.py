@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -25,8 +26,10 @@ def filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def figure(value: float | None, digits: int = 4) -> str:
-    """A number with that many significant digits, without an exponent; `-` for None."""
+    """A number with that many significant digits, without an exponent; `-` for None; nan and inf as they are."""
     if value is None:
         return "-"
+    if not math.isfinite(value):
+        return str(value)
     before = len(str(int(abs(value))))
     return f"{value:.{max(0, digits - before)}f}"

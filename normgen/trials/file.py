@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,19 +23,22 @@ from normgen.trials.head import Run
 R = TypeVar("R", bound=Run)
 
 
-def read(kind: type[R], path: Path, *, is_strict: bool = False) -> R:
+def read(kind: type[R], path: Path, *, is_strict: bool = False, keeps: bool = False) -> R:
     """The run of a file, growing or whole. Damaged trials are left out and told; of a strict reader they are errors.
 
+    keeps   damaged lines are written into NAME.damaged, for who writes the file anew
     Raises UsageError with what is wrong with it.
     """
     try:
         data = unpacked(path.read_bytes())
     except (OSError, ValueError) as error:
         raise _refusal(kind, path, error) from None
-    return of_text(kind, data, path=path, is_strict=is_strict)
+    return of_text(kind, data, path=path, is_strict=is_strict, keeps=keeps)
 
 
-def of_text(kind: type[R], data: bytes, *, path: Path = Path("results"), is_strict: bool = False) -> R:
+def of_text(
+    kind: type[R], data: bytes, *, path: Path = Path("results"), is_strict: bool = False, keeps: bool = False
+) -> R:
     """As `read`, of a file's bytes."""
     try:
         head, rest = _beheaded(data)
@@ -43,22 +46,27 @@ def of_text(kind: type[R], data: bytes, *, path: Path = Path("results"), is_stri
             said = head.get("schema") if isinstance(head, dict) else head
             raise ValueError(f"schema {said!r}, this version reads {', '.join(map(str, kind.READ))}")
         if kind.TRIALS in head:
-            found = tuple(kind.trial_of(one) for one in head[kind.TRIALS])
+            found, damaged = tuple(kind.trial_of(one) for one in head[kind.TRIALS]), ()
         else:
-            found = _trials(kind, rest, path, is_strict=is_strict)
+            found, damaged = _trials(kind, rest, path, is_strict=is_strict)
         own = {name: value for name, value in head.items() if name in names_of(kind)}
-        return made(kind, {**own, kind.TRIALS: []}).with_trials(found)
+        run = made(kind, {**own, kind.TRIALS: []}).with_trials(found)
     except (ValueError, TypeError) as error:
         raise _refusal(kind, path, error) from None
+    lines.told(damaged)
+    if keeps:
+        lines.keep_aside(path, damaged)
+    return run
 
 
-def _trials(kind: type[Run], data: bytes, path: Path, *, is_strict: bool) -> tuple[Any, ...]:
+def _trials(
+    kind: type[Run], data: bytes, path: Path, *, is_strict: bool
+) -> tuple[tuple[Any, ...], Sequence[lines.Damaged]]:
     told = lines.parsed(data, lambda text: kind.trial_of(parse_json(text)), path=path)
     torn = 0 if data.endswith(b"\n") else 1
     if is_strict and len(told.damaged) > torn:
         raise ValueError(f"line {told.damaged[0].line + 1}: {told.damaged[0].why}")
-    lines.told(told.damaged)
-    return told.found
+    return told.found, told.damaged
 
 
 def _refusal(kind: type[Run], path: Path, error: Exception) -> UsageError:
@@ -66,10 +74,13 @@ def _refusal(kind: type[Run], path: Path, error: Exception) -> UsageError:
 
 
 def resumed(kind: type[R], path: Path | None, *, is_strict: bool = False) -> R | None:
-    """What a file holds that a run may go on with: of the growing one, else of the whole one; None without a head."""
+    """What a file holds that a run may go on with: of the growing one, else of the whole one; None without a head.
+
+    The run will write the file anew: its damaged lines are kept in NAME.damaged.
+    """
     for file in dict.fromkeys((growing_of(path), path)) if path is not None else ():
         if file.is_file() and file.stat().st_size and (file == path or b"\n" in file.read_bytes()):
-            return read(kind, file, is_strict=is_strict)
+            return read(kind, file, is_strict=is_strict, keeps=True)
     return None
 
 

@@ -16,7 +16,7 @@ from normgen.files.private import write_atomically
 from normgen.measure.isolation.start import Found, Start
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.problem.question import ASKED, Asked
+from normgen.problem.question import ASKED, Asked, check_kinds
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting, place_named
 from normgen.records.questions import tune_command
@@ -131,6 +131,7 @@ def _checked(question: Asked) -> Asked:
     for name in question:
         if name not in ASKED:
             raise UsageError("tune has no such argument", received=name, hint=did_you_mean(name, sorted(ASKED)))
+    check_kinds(question)
     return question
 
 

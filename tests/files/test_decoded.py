@@ -10,10 +10,28 @@ from normgen.files import decoded
 from normgen.files.decoded import parse_json, unpacked
 
 
-@pytest.mark.parametrize("text", ["{", "", "[" * 100_000, "1" + "0" * 5000, b"\x00\xff\xfe", b"\xff\xfe\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "",
+        "[" * 100_000,
+        "1" + "0" * 5000,
+        "1" + "0" * 400,  # float() of it overflows
+        '{"a": ' + "[" * 700 + "]" * 700 + "}",  # json reads it, and whatever walks it recurs too deeply
+        r'{"a": "\ud800"}',  # no text that can be written again
+        b"\x00\xff\xfe",
+        b"\xff\xfe\x00",
+    ],
+)
 def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+def test_what_json_says_is_there_whole() -> None:
+    assert parse_json(r'{"a": "\ud83d\ude00\u00e9", "b": [NaN, 12345678901234567890]}')["a"] == "\U0001f600\u00e9"
+    assert parse_json(("[" + "[1]," * 500 + "[2]]").encode())[-1] == [2], "many lists are no deep ones"
 
 
 def test_a_plain_file_and_an_xz_file_hold_the_same_bytes() -> None:

@@ -134,6 +134,28 @@ def test_a_keyword_that_is_no_fact_of_a_question_is_a_type_error(asked: Callable
         asked(shape="8x768", promise=True)
 
 
+@pytest.mark.parametrize(
+    "fact",
+    [
+        *({promise: said} for promise in PROMISES for said in ("no", 2, None)),
+        {"without": 5},
+        {"without": (5,)},
+        {"gradients": 7, "direction": "backward"},
+        {"direction": None},
+        {"dtypes": [1]},
+        {"in_place": {"y": 3}},
+        {"layout": "column_major"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("asked", [normgen.kernel, normgen.tune, problem_for, make_problem])
+def test_a_fact_of_another_kind_is_refused_at_every_door(asked: Callable[..., Any], fact: dict[str, Any]) -> None:
+    name = next(iter(fact))
+    with pytest.raises(UsageError, match=f"^{name} is ") as refused:
+        asked(load("layernorm"), shape="4x8", **fact)
+    assert repr(fact[name]) in str(refused.value)
+
+
 def test_what_takes_the_place_of_what_is_part_of_the_question() -> None:
     problem = problem_for(load("rmsnorm"), shape="8x768", without=["rstd"], in_place={"y": "x"})
     assert problem.arguments()["in_place"] == {"y": "x"}

@@ -143,12 +143,16 @@ def test_a_run_goes_on_with_what_was_found_and_only_with_its_own(tmp_path: Path)
         file.write(b'{"value": 2, "sq')  # a line that a killed process left
     before = read(Squares, path)
     assert [s.value for s in before.squares] == [1]
+    with path.open("ab") as file:
+        file.write(b'\n{"value": 2, "root": 4}\n')
     told = Told()
     again = opened(limit_s=3).going_on(resumed(Squares, path))
     assert (again.started, again.squares) == (before.started, before.squares)
     found = squares(failing(1, AssertionError("again")), path, start=again, progress=told)
     assert [s.value for s in read(Squares, path).squares] == [s.value for s in found.squares] == [1, 2, 3]
     assert told.phases == ["[2/3] number 2", "[3/3] number 3"]
+    kept = path.with_name("squares.jsonl.damaged").read_bytes()
+    assert kept == b'{"value": 2, "sq\n{"value": 2, "root": 4}\n', "the new file has no place for damaged lines"
     assert opened().going_on(None).squares == ()
     with pytest.raises(UsageError, match="of the same question") as refused:
         opened(samples=3).going_on(before)
