@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 
-import numpy as np
-
 from normgen.errors import UsageError
 
 PLAIN_ALIGN = 16  # bytes; what allocators give
@@ -97,7 +95,7 @@ ASKED: dict[str, Option] = {
 }
 PROMISES = tuple(name for name, option in ASKED.items() if option.kind is bool)
 _KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
-    bool: ("True or False", lambda value: isinstance(value, bool | np.bool_)),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
     tuple: ("names of tensors", lambda value: isinstance(value, Collection) and _are_names(value)),
     dict: ("a mapping of a tensor's name", lambda value: isinstance(value, Mapping) and _are_names(value)),
     Direction: ("forward or backward", lambda value: isinstance(value, str)),

@@ -45,8 +45,9 @@ def of_text(
         if not isinstance(head, dict) or head.get("schema") not in kind.READ:
             said = head.get("schema") if isinstance(head, dict) else head
             raise ValueError(f"schema {said!r}, this version reads {', '.join(map(str, kind.READ))}")
+        damaged: Sequence[lines.Damaged] = ()
         if kind.TRIALS in head:
-            found, damaged = tuple(kind.trial_of(one) for one in head[kind.TRIALS]), ()
+            found = tuple(kind.trial_of(one) for one in head[kind.TRIALS])
         else:
             found, damaged = _trials(kind, rest, path, is_strict=is_strict)
         own = {name: value for name, value in head.items() if name in names_of(kind)}

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.plot import panels, plot, size_text
-from normgen.bench.result import Results, geometric_mean
+from normgen.bench.result import Results, days_of, geometric_mean, joined
 from normgen.bench.table import OURS, results_table, results_text, short
 from normgen.errors import UsageError
 from normgen.measure.gpu import COPY
 from normgen.schedule.schedule import Schedule
+from normgen.text.tables import figure
 from tests.bench.recorded import BASE_US, SUITE, raced, results, results_of
 from tests.measure.simulated import ELEMENTWISE
 
@@ -160,6 +161,17 @@ def test_a_long_reason_is_cut_to_a_cell() -> None:
     assert short("no softmax backward") == "no softmax backward"
     assert short("OutOfMemoryError: 12 GB\nand more") == "OutOfMemoryError"
     assert len(short("a" * 100)) == 28
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (math.nan, "nan"), (-math.inf, "-inf"), (12.345678, "12.35")])
+def test_a_figure_has_its_digits_or_says_what_it_is(value: float | None, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_runs_without_entries_join(found: Results) -> None:
+    none = replace(found, entries=())
+    assert joined(none, none).entries == ()
+    assert days_of(()) == "timed on no day (0 entries)"
 
 
 def test_json_is_one_object_that_reads_back(found: Results) -> None:

@@ -224,6 +224,8 @@ def test_constants_survive_their_file_and_a_wrong_file_is_refused(tmp_path: Path
     assert read_constants(path) == changed
     with pytest.raises(UsageError, match="unknown constant"):
         constants_from({"lunch_us": 1.0})
+    with pytest.raises(UsageError, match="constants of the cost model are a table"):
+        constants_from([1.0])  # type: ignore[arg-type]
     path.write_text("{}")
     with pytest.raises(UsageError, match="constants"):
         read_constants(path)

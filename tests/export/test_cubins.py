@@ -111,7 +111,7 @@ def test_damaged_and_hostile_folders_are_refused(folder: Path, tmp_path: Path) -
     file.unlink()
     with pytest.raises(UsageError, match="can be read"):
         held.find(module, 90)
-    for key, value in (("file", "../x.cubin"), ("nvrtc", "thirteen"), ("record", {}), ("arch", None)):
+    for key, value in (("file", "../x.cubin"), ("nvrtc", "thirteen"), ("nvrtc", 13), ("record", {}), ("arch", None)):
         changed = [{**entry, key: value} for entry in good["kernels"]]
         manifest.write_text(json.dumps({**good, "kernels": changed}))
         with pytest.raises(UsageError, match="has a manifest"):

@@ -94,6 +94,7 @@ def test_what_has_a_default_may_be_left_out_and_integers_stand_for_numbers() -> 
         ({"name": 1}, "name: is a text, not '1'"),
         ({"x": "1"}, "x: is a number, not '1'"),
         ({"x": True}, "x: is a number"),
+        ({"x": 10**400}, "x: int too large to convert to float"),
         ({"colour": "green"}, "colour: 'green' is not a valid Colour"),
         ({"corners": {}}, "corners: is a list"),
         ({"corners": [{"x": 0.0}, {"y": 0.0}]}, r"corners\[1\]: needs 'x'"),
