@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
-from normgen.files.names import Part, name_part
+from normgen.files.names import NamePart, name_part
 
 MOST_BLOCKS = 2**31 - 1  # of a grid in x, on every GPU
 MOST_TOGETHER = 1024  # blocks of a launch that meet in memory: seven for each SM of the largest GPU
@@ -111,8 +111,8 @@ def device_from(facts: Mapping[str, Any]) -> Device:
         device = Device(**dict(facts))
     except (TypeError, ValueError) as error:
         raise UsageError("a record holds the facts of its GPU", received=str(error)) from None
-    name_part(Part.ARCH, device.arch)
-    name_part(Part.GPU, device.name)
+    name_part(NamePart.ARCH, device.arch)
+    name_part(NamePart.GPU, device.name)
     return device
 
 

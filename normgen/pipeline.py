@@ -21,6 +21,7 @@ from normgen.codegen.module import Module
 from normgen.codegen.parts import KernelSource, Parts, parts_of
 from normgen.codegen.spelling import marked
 from normgen.codegen.tiles.kernel import TileKernel
+from normgen.knobs import ArithmeticMode, Division, Keep, SoftmaxMethod, Statistics, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.frozen import frozen
@@ -28,7 +29,6 @@ from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.chain import longest_chain
-from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
 from normgen.schedule.lanes.plan import LanePlan
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
@@ -95,9 +95,9 @@ def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProg
 @lru_cache(maxsize=128)
 def _programs(
     written: RowProgram,
-    variance: Variance,
-    softmax: Softmax,
-    arithmetic: Arithmetic,
+    variance: VarianceMethod,
+    softmax: SoftmaxMethod,
+    arithmetic: ArithmeticMode,
     division: Division,
     keep: Keep,
     means: bool,

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("errors", "text"),
     ("files",),
-    ("dtypes", "device", "schedule.knobs"),
+    ("dtypes", "device", "knobs"),
     ("spec",),
     ("problem",),
     ("program",),
@@ -156,6 +156,6 @@ def test_the_map_in_the_docs_names_every_folder_in_the_order_of_imports() -> Non
     table = [line.split("|")[1] for line in rows.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     places = [[name.removesuffix("/").removesuffix(".py") for name in re.findall(r"`([^`]+)`", row)] for row in table]
     named = [name for place in places for name in place]
-    assert sorted(named) == sorted({name.split(".")[0] for name in RANK} - {"text", "schedule.knobs", "__main__"})
+    assert sorted(named) == sorted({name.split(".")[0] for name in RANK} - {"text", "__main__"})
     ranks = [RANK[place[-1]] for place in places[1:]]
     assert ranks == sorted(ranks)

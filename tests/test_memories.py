@@ -106,7 +106,7 @@ def test_5000_shapes_leave_4096_entries_of_an_operator_of_torch(monkeypatch: pyt
 
     import normgen.torch as ng
     from normgen.torch.calls import Ready
-    from normgen.torch.eager import Step
+    from normgen.torch.eager import EagerCall
     from normgen.traced.torch_formulas import TorchFunction
 
     def nothing(self: TorchFunction, tensors: dict[str, object], _: object) -> dict[str, object]:
@@ -115,7 +115,7 @@ def test_5000_shapes_leave_4096_entries_of_an_operator_of_torch(monkeypatch: pyt
     monkeypatch.setattr(TorchFunction, "__call__", nothing)
     text = 'name = "squared"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "x * x"\n'
     made = ng.operator(text)
-    kinds = (Ready, Step, Uses)
+    kinds = (Ready, EagerCall, Uses)
     before = [sum(type(o) is kind for o in gc.get_objects()) for kind in kinds]
     for cols in range(1, SHAPES + 1):
         y = made(torch.empty(1, cols, requires_grad=True))

@@ -42,7 +42,7 @@ OWN = "tuned"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class AblationCase:
     """A tuned kernel, and those of its techniques that it is to speak for."""
 
     entry: Entry
@@ -111,7 +111,9 @@ def _of_suite(name: str, device: Device, folders: Sequence[Path]) -> list[tuple[
     return [(e, f.record.schedule) for e, f in found if f.record and f.exact and f.record.measured]
 
 
-def cases_of(winners: Sequence[tuple[Entry, Schedule]], *, each: int, most: int) -> tuple[list[Case], tuple[str, ...]]:
+def cases_of(
+    winners: Sequence[tuple[Entry, Schedule]], *, each: int, most: int
+) -> tuple[list[AblationCase], tuple[str, ...]]:
     """At most `each` shapes a technique and `most` in all, and the names of the techniques that nobody uses.
 
     Rare techniques choose first, then shapes that were chosen already, then those that move the most bytes.
@@ -127,14 +129,15 @@ def cases_of(winners: Sequence[tuple[Entry, Schedule]], *, each: int, most: int)
             if i in chosen or len(chosen) < most:
                 chosen.setdefault(i, []).append(technique)
     cases = [
-        Case(entry=winners[i][0], schedule=winners[i][1], techniques=tuple(ts)) for i, ts in sorted(chosen.items())
+        AblationCase(entry=winners[i][0], schedule=winners[i][1], techniques=tuple(ts))
+        for i, ts in sorted(chosen.items())
     ]
     return cases, tuple(t.name for t in techniques if not users[t.name])
 
 
 def run_ablation(
     source: str,
-    cases: Sequence[Case],
+    cases: Sequence[AblationCase],
     unused: tuple[str, ...],
     venue: Venue,
     *,
@@ -157,7 +160,7 @@ def run_ablation(
     )
 
 
-def measure_case(case: Case, venue: Venue, *, tried: int, note: Callable[[str], None]) -> list[Line]:
+def measure_case(case: AblationCase, venue: Venue, *, tried: int, note: Callable[[str], None]) -> list[Line]:
     """One interleaved run with the tuned kernel and every other one of all the case's techniques."""
     problem, own = case.entry.problem, case.schedule
     others = {t.name: without(t, own, problem, venue.facts, count=tried) for t in case.techniques}
@@ -166,7 +169,7 @@ def measure_case(case: Case, venue: Venue, *, tried: int, note: Callable[[str], 
     return [_line(case, name, found, contest) for name, found in others.items()]
 
 
-def _line(case: Case, technique: str, others: Sequence[Schedule], contest: Contest) -> Line:
+def _line(case: AblationCase, technique: str, others: Sequence[Schedule], contest: Contest) -> Line:
     times = {s: us for s in others if (us := contest.cost_us(s.key)) is not None}
     best = min(times, key=lambda s: times[s], default=None)
     failed = contest.failed.get(OWN) or ("" if best else _why_none(others, contest))

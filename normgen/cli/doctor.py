@@ -48,7 +48,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class DoctorCheck:
     """One thing looked at: what was found, and what to do if it is not as it should be."""
 
     name: str
@@ -58,10 +58,10 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     """All checks, and what can be done here as a consequence."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
 
     ALSO = ("status", "works")
 
@@ -91,9 +91,9 @@ class Report:
         return "\n".join([*lines, "", answers])
 
 
-def diagnose() -> Report:
+def diagnose() -> DoctorReport:
     """Look at everything normgen needs; never raises."""
-    looks: tuple[tuple[str, Callable[[], Check]], ...] = (
+    looks: tuple[tuple[str, Callable[[], DoctorCheck]], ...] = (
         ("python", _python),
         ("packages", _packages),
         ("driver", _driver),
@@ -104,23 +104,23 @@ def diagnose() -> Report:
         ("launcher", _launcher),
         ("cache folder", _cache),
     )
-    return Report(checks=tuple(_safely(name, look) for name, look in looks))
+    return DoctorReport(checks=tuple(_safely(name, look) for name, look in looks))
 
 
-def _safely(name: str, look: Callable[[], Check]) -> Check:
+def _safely(name: str, look: Callable[[], DoctorCheck]) -> DoctorCheck:
     """A check that breaks is a finding, not the end of the report."""
     try:
         return look()
     except Exception as error:
-        return Check(name=name, status=Status.FAIL, found=f"{type(error).__name__}: {error}".splitlines()[0])
+        return DoctorCheck(name=name, status=Status.FAIL, found=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _python() -> Check:
+def _python() -> DoctorCheck:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
-    return Check(name="python", status=Status.OK, found=found)
+    return DoctorCheck(name="python", status=Status.OK, found=found)
 
 
-def _packages() -> Check:
+def _packages() -> DoctorCheck:
     present, missing = [], []
     for requirement in REQUIRED:
         try:
@@ -129,86 +129,86 @@ def _packages() -> Check:
             missing.append(requirement)
     if missing:
         found = f"missing: {', '.join(missing)}"
-        return Check(name="packages", status=Status.FAIL, found=found, advice=f"pip install {' '.join(missing)}")
-    return Check(name="packages", status=Status.OK, found=", ".join(present))
+        return DoctorCheck(name="packages", status=Status.FAIL, found=found, advice=f"pip install {' '.join(missing)}")
+    return DoctorCheck(name="packages", status=Status.OK, found=", ".join(present))
 
 
-def _driver() -> Check:
+def _driver() -> DoctorCheck:
     try:
         major, minor = driver_version()
     except NormgenError as error:
-        return Check(
+        return DoctorCheck(
             name="driver",
             status=Status.WARN,
             found=error.received or error.rule,
             advice="to measure, install the NVIDIA driver; without it normgen compiles, checks on the CPU and predicts",
         )
-    return Check(name="driver", status=Status.OK, found=f"supports CUDA {major}.{minor}")
+    return DoctorCheck(name="driver", status=Status.OK, found=f"supports CUDA {major}.{minor}")
 
 
-def _gpu() -> Check:
+def _gpu() -> DoctorCheck:
     try:
         found = devices()
     except NormgenError:
         found = []
     if not found:
         advice = "`normgen tune --target h200` predicts for a named GPU"
-        return Check(name="gpu", status=Status.WARN, found="no CUDA device", advice=advice)
+        return DoctorCheck(name="gpu", status=Status.WARN, found="no CUDA device", advice=advice)
     listed = ", ".join(f"{i}: {d.name} ({d.sm}, {d.sm_count} SMs)" for i, d in enumerate(found))
     old = [d for d in found if d.arch < 75]
     if old:
         advice = "kernels are made for sm_75 and later"
-        return Check(name="gpu", status=Status.WARN, found=listed, advice=advice)
-    return Check(name="gpu", status=Status.OK, found=listed)
+        return DoctorCheck(name="gpu", status=Status.WARN, found=listed, advice=advice)
+    return DoctorCheck(name="gpu", status=Status.OK, found=listed)
 
 
-def _nvrtc() -> Check:
+def _nvrtc() -> DoctorCheck:
     try:
         version = nvrtc.version()
         archs, path = nvrtc.supported_archs(), nvrtc.library_path()
     except NormgenError as error:
         advice = "pip install nvidia-cuda-nvrtc"
-        return Check(name="nvrtc", status=Status.FAIL, found=error.received or error.rule, advice=advice)
+        return DoctorCheck(name="nvrtc", status=Status.FAIL, found=error.received or error.rule, advice=advice)
     found = f"{version[0]}.{version[1]}, sm_{archs[0]} to sm_{archs[-1]}, {path}"
     probe = nvrtc.compile_text(_PROBE, name="probe.cu", options=(f"--gpu-architecture=sm_{archs[-1]}",))
     if probe.error:
         advice = "reinstall nvidia-cuda-nvrtc"
-        return Check(name="nvrtc", status=Status.FAIL, found=f"{path}: {probe.error}: {probe.log}", advice=advice)
+        return DoctorCheck(name="nvrtc", status=Status.FAIL, found=f"{path}: {probe.error}: {probe.log}", advice=advice)
     try:
         supported, gpus = driver_version(), devices()
     except NormgenError:
-        return Check(name="nvrtc", status=Status.OK, found=found)
+        return DoctorCheck(name="nvrtc", status=Status.OK, found=found)
     unknown = sorted({gpu.sm for gpu in gpus if gpu.arch not in archs})
     if unknown:
         advice = f"it cannot compile for {', '.join(unknown)}: install a newer nvidia-cuda-nvrtc"
-        return Check(name="nvrtc", status=Status.FAIL, found=found, advice=advice)
+        return DoctorCheck(name="nvrtc", status=Status.FAIL, found=found, advice=advice)
     if version > supported:
         advice = (
             f"newer than the driver (CUDA {supported[0]}.{supported[1]}), which may refuse its cubins: update the "
             f"driver, or install nvidia-cuda-nvrtc=={supported[0]}.{supported[1]}.*"
         )
-        return Check(name="nvrtc", status=Status.WARN, found=found, advice=advice)
-    return Check(name="nvrtc", status=Status.OK, found=found)
+        return DoctorCheck(name="nvrtc", status=Status.WARN, found=found, advice=advice)
+    return DoctorCheck(name="nvrtc", status=Status.OK, found=found)
 
 
-def _headers() -> Check:
+def _headers() -> DoctorCheck:
     try:
         folder = header_folders()[0]
     except NormgenError:
-        return Check(
+        return DoctorCheck(
             name="cuda headers",
             status=Status.WARN,
             found="none",
             advice="pip install nvidia-cuda-runtime nvidia-cuda-cccl, for texts that include them: no kernel does",
         )
-    return Check(name="cuda headers", status=Status.OK, found=f"{header_version(folder)}, {folder}")
+    return DoctorCheck(name="cuda headers", status=Status.OK, found=f"{header_version(folder)}, {folder}")
 
 
-def _cxx() -> Check:
+def _cxx() -> DoctorCheck:
     named = os.environ.get("CXX", "")
     path = next((p for p in map(shutil.which, (named, "g++", "clang++", "c++")) if p), None)
     if path is None:
-        return Check(
+        return DoctorCheck(
             name="c++ compiler",
             status=Status.WARN,
             found="none of $CXX, g++, clang++, c++",
@@ -216,22 +216,22 @@ def _cxx() -> Check:
         )
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     version = answer.stdout.splitlines()[0] if answer.returncode == 0 and answer.stdout else "does not tell its version"
-    return Check(name="c++ compiler", status=Status.OK, found=f"{path}: {version}")
+    return DoctorCheck(name="c++ compiler", status=Status.OK, found=f"{path}: {version}")
 
 
-def _launcher() -> Check:
+def _launcher() -> DoctorCheck:
     if IS_BUILT:
-        return Check(name="launcher", status=Status.OK, found="handles launch known calls natively")
+        return DoctorCheck(name="launcher", status=Status.OK, found="handles launch known calls natively")
     advice = "install a C compiler and Python's headers, then normgen again"
-    return Check(
+    return DoctorCheck(
         name="launcher", status=Status.WARN, found="not built: handles check every call in Python", advice=advice
     )
 
 
-def _cache() -> Check:
+def _cache() -> DoctorCheck:
     root = cache_root()
     if why := why_unusable(root / "cpu"):
-        return Check(
+        return DoctorCheck(
             name="cache folder",
             status=Status.WARN,
             found=f"{root}: {why}",
@@ -242,13 +242,13 @@ def _cache() -> Check:
             file.write(b"normgen")
         size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     except OSError as error:
-        return Check(
+        return DoctorCheck(
             name="cache folder",
             status=Status.WARN,
             found=f"{root}: {error.strerror or error}",
             advice="set NORMGEN_CACHE_DIR to a folder that can be written; without it every kernel is compiled anew",
         )
-    return Check(name="cache folder", status=Status.OK, found=f"{root}, {size / 2**20:.1f} MiB")
+    return DoctorCheck(name="cache folder", status=Status.OK, found=f"{root}, {size / 2**20:.1f} MiB")
 
 
 @click.command()

@@ -14,14 +14,14 @@ from normgen.cli.options import json_option, show
 from normgen.device import device_from
 from normgen.engines.flashinfer import write_flashinfer
 from normgen.engines.hub import write_hub
-from normgen.engines.source import Source, say_missing, write_libraries
+from normgen.engines.source import ExportSource, say_missing, write_libraries
 from normgen.engines.torch_stable import library_of, write_operators
 from normgen.engines.tvm_ffi import beside_header
 from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.beside import others_of, require_none_of, require_one
 from normgen.export.cubins import write_cubins
-from normgen.export.proof import Refused, require_all, sorted_out
-from normgen.files.names import Part, name_part
+from normgen.export.proof import RefusedRecord, require_all, sorted_out
+from normgen.files.names import NamePart, name_part
 from normgen.files.private import try_writing
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of, ways_to_records
@@ -129,7 +129,7 @@ def export(
         show(t4_results(record for file in files for record in kept_of(file)))
         return
 
-    how = headers.Form(
+    how = headers.HeaderForm(
         archs=read_archs(archs),
         suffix=suffix,
         shared_library=shared_library,
@@ -137,7 +137,7 @@ def export(
         library=library_of if torch_stable else None,
         declarations=declarations,
     )
-    source = Source(files=files, output=output, specs=specs, replace=replace)
+    source = ExportSource(files=files, output=output, specs=specs, replace=replace)
     if tvm_ffi:
         say_missing("apache-tvm-ffi", "tvm_ffi")
     if torch_stable:
@@ -168,7 +168,7 @@ def export(
         return
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
-    refused: list[Refused] = []
+    refused: list[RefusedRecord] = []
     if check:
         headers.require_same(output, spec_folders=specs, form=how)
         if as_json:
@@ -247,7 +247,7 @@ class _Taking:
         return taken
 
 
-def _plain(one: Refused) -> dict[str, Any]:
+def _plain(one: RefusedRecord) -> dict[str, Any]:
     key = one.record.problem
     return {"op": key.op, "direction": key.direction, "rows": key.rows, "cols": key.cols, "why": one.why}
 
@@ -257,7 +257,7 @@ def _echo(paths: Iterable[Path]) -> None:
         click.echo(str(path))
 
 
-def _export_cubins(source: Source, folder: Path) -> None:
+def _export_cubins(source: ExportSource, folder: Path) -> None:
     found = source.records()
     with needed("the folder of cubins must be writable", hint="choose another one"):
         for path in write_cubins(found.records, source.spec_of, folder) if found.records else ():
@@ -271,4 +271,4 @@ def read_archs(text: str) -> tuple[int, ...]:
     numbers = [word.removeprefix("sm").removeprefix("_") for word in words]
     if not all(number.isascii() and number.isdecimal() for number in numbers):
         raise UsageError("--arch is a list of archs", received=text, hint="for example sm80,sm90")
-    return tuple(sorted({int(name_part(Part.ARCH, int(number))) for number in numbers}))
+    return tuple(sorted({int(name_part(NamePart.ARCH, int(number))) for number in numbers}))

@@ -144,7 +144,7 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands whose help has each command's first sentence whole."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

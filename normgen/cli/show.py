@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli.options import (
-    Group,
+    CommandGroup,
     json_option,
     parse_device,
     problem_options,
@@ -52,7 +52,7 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{name.ljust(width)}  {spec.summary}")
 
 
-@click.group("spec", cls=Group)
+@click.group("spec", cls=CommandGroup)
 def spec_group() -> None:
     """Work on spec files."""
 

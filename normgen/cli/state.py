@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli.options import (
-    Group,
+    CommandGroup,
     json_option,
     parse_device,
     place_options,
@@ -32,7 +32,7 @@ from normgen.tuning.measured import results_here
 SLOWER = 5
 
 
-@click.group("cache", cls=Group)
+@click.group("cache", cls=CommandGroup)
 def cache_group() -> None:
     """What is kept between runs: cubins, objects of the CPU executor, results of candidates."""
 

@@ -18,12 +18,12 @@ from normgen.bench.accuracy.cells import (
     ELEMENTS,
     OPS,
     ROWS,
-    Asked,
+    CellsAsked,
 )
 from normgen.bench.accuracy.kernels import OnCpu, OnGpu
 from normgen.bench.accuracy.table import fill, torch_versions
 from normgen.cli.options import (
-    Group,
+    CommandGroup,
     NewFile,
     json_option,
     parse_device,
@@ -56,7 +56,7 @@ from normgen.studies import evaluate
 from normgen.studies.calibrate import calibrate_gpu, summary
 from normgen.studies.fit import fit_constants, read_measured
 from normgen.studies.repeat import Tuned, repeat_on_gpu
-from normgen.studies.replay import EVALUATIONS, STRATEGIES, Landscape, Report, landscape_of
+from normgen.studies.replay import EVALUATIONS, STRATEGIES, Landscape, ReplayReport, landscape_of
 from normgen.studies.replay import replay as run
 from normgen.studies.sweep import sweep_on_gpu
 from normgen.studies.sweep_file import read_sweep
@@ -121,7 +121,7 @@ def replay(
     for number, file in enumerate(files):
         sweep = read_sweep(file)
         land = landscape_of(sweep)
-        reports: list[Report] = []
+        reports: list[ReplayReport] = []
         with LiveLine() as line:
             for name in chosen:
                 done = number * len(chosen) + len(reports)
@@ -140,7 +140,7 @@ def replay(
         show({"sweeps": facts})
 
 
-def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> None:
+def _show_reports(file: Path, land: Landscape, reports: Sequence[ReplayReport]) -> None:
     click.echo(f"{file}: {len(land.legal)} schedules, optimum {land.optimum_us:.2f} us, {reports[0].seeds} seeds")
     click.echo("after".ljust(18) + "".join(f"{n:>8}" for n in EVALUATIONS))
     for report in reports:
@@ -238,7 +238,7 @@ def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants
     return facts, found.constants, {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def study() -> None:
     """Experiments on the tuner and on its kernels."""
 
@@ -328,7 +328,7 @@ def accuracy(
     """
     gpu = find_gpu(parse_device(device))
     index = gpu[0] if gpu else None
-    asked = Asked(
+    asked = CellsAsked(
         **{name: parse_names(text) for name, text in names.items()},
         cols=_sizes(cols),
         rows=rows or (CPU_ROWS if index is None else ROWS),

@@ -11,15 +11,13 @@ from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement
 from normgen.dtypes import F32
+from normgen.knobs import LoadHint, Params, StoreHint
 from normgen.problem.problem import Problem
 from normgen.problem.scales import TILE_ROWS, WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
-from normgen.schedule.knobs import Load as LoadHint
-from normgen.schedule.knobs import Params
-from normgen.schedule.knobs import Store as StoreHint
-from normgen.schedule.plan import Place, Plan
+from normgen.schedule.plan import Plan, Waiting
 from normgen.spec.spec import Kind
 
 
@@ -66,7 +64,7 @@ EDGE = Site(width="1", index="0", at="edge", place="edge", held="{}_edge")
 class Span:
     """Steps of a thread whose vectors wait in one place between looks; `last` "" stands for all that are left."""
 
-    place: Place
+    place: Waiting
     unroll: str
     first: str = "0"
     last: str = ""
@@ -230,13 +228,13 @@ class Access(Tensors):
             read = f"read_window<kVector>({start}, column, {self.cols}, {inside})"
         return self.unless_null(tensor, read, site.width)
 
-    def read_rolled(self, load: Load, site: Site, place: Place) -> str:
+    def read_rolled(self, load: Load, site: Site, place: Waiting) -> str:
         """The elements of other columns: in whole vectors, and from registers, where these have them."""
         start = f"{load.of}_row" if self.problem.tensor(load.of).kind.is_matrix else load.of
         aligned = "true" if site is ALIGNED else "false"
         known = "false" if self.plan.problem.any_cols else "true"
         by = Printer(self.names).columns(load.ahead)
-        held = self.plan.held if place is Place.REGISTERS and site is ALIGNED and not self.plan.is_hybrid else ()
+        held = self.plan.held if place is Waiting.REGISTERS and site is ALIGNED and not self.plan.is_hybrid else ()
         if load.of in {other.name for other in held}:
             return f"rolled_held<kStride, {by}, {self.cols}>({load.of}_held, step, {load.of}_row, {site.at})"
         how = f"{site.width}, {load.group or 1}, {aligned}, {known}"
@@ -285,8 +283,8 @@ class Access(Tensors):
         if not self.plan.is_hybrid:
             return (Span(place=self.plan.places[0], unroll=self.unroll),)
         return (
-            Span(place=Place.REGISTERS, unroll="#pragma unroll", last="kHeldSteps"),
-            Span(place=Place.SHARED, unroll=self.unroll, first="kHeldSteps"),
+            Span(place=Waiting.REGISTERS, unroll="#pragma unroll", last="kHeldSteps"),
+            Span(place=Waiting.SHARED, unroll=self.unroll, first="kHeldSteps"),
         )
 
     # ---- a thread's row ----------------------------------------------------------------------------------------

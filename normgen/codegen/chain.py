@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from normgen.codegen.module import Param, Source
-from normgen.codegen.statements import Do, Gap, Setting, Statement, type_setting
+from normgen.codegen.statements import ConfigSetting, Do, Gap, Statement, type_setting
+from normgen.knobs import DependentLaunch
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.plan import Plan
 from normgen.schedule.schedule import Schedule
 
@@ -25,7 +25,7 @@ def chain_of(schedule: Schedule) -> str:
     return CHAINS[schedule.dependent_launch]
 
 
-def chain_setting(schedule: Schedule) -> Setting:
+def chain_setting(schedule: Schedule) -> ConfigSetting:
     return type_setting("Chain", chain_of(schedule))
 
 

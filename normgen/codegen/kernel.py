@@ -16,21 +16,21 @@ from normgen.codegen.chain import (
     start_of_chain,
     tensor_params,
 )
-from normgen.codegen.columns import Columns
+from normgen.codegen.columns import ColumnSums
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.exchange.team import team_constants
 from normgen.codegen.looks import Looks
-from normgen.codegen.module import Kernel, Launch, Param, Source, Workspace
+from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
 from normgen.codegen.parts import KernelText
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import (
+    ConfigSetting,
     Do,
     For,
     Gap,
     If,
     Let,
     Set,
-    Setting,
     Statement,
     constant,
     pruned,
@@ -41,7 +41,7 @@ from normgen.codegen.transport import transport_of
 from normgen.codegen.transport.transport import holders
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Column, Load, Map
-from normgen.schedule.plan import Place, Plan, is_spared
+from normgen.schedule.plan import Plan, Waiting, is_spared
 from normgen.schedule.schedule import RUNNING_SUMS
 from normgen.spec.spec import Kind
 
@@ -57,7 +57,7 @@ class MainKernel:
         self.states = self.access.states
         self.exchange = exchange_of(plan)
         self.transport = transport_of(self.access, reduction_frees=self.exchange.frees_slots)
-        self.columns = Columns(self.access)
+        self.columns = ColumnSums(self.access)
         self.looks = Looks(self.access, self.transport, self.columns)
         self.params = self._params()
 
@@ -127,9 +127,9 @@ class MainKernel:
         fixed, block = found.fixed + meeting.fixed_bytes, found.block + meeting.block_bytes
         return replace(found, fixed=fixed, block=block)
 
-    def kernels(self) -> list[tuple[Kernel, KernelText]]:
+    def kernels(self) -> list[tuple[KernelEntry, KernelText]]:
         """This one, and the one that finishes its sums over rows."""
-        found = [(Kernel(name=self.name, params=self.params, launch=self.launch), self.text())]
+        found = [(KernelEntry(name=self.name, params=self.params, launch=self.launch), self.text())]
         second = self.columns.second_kernel(f"{self.problem.name}_finish")
         if second is not None:
             text = KernelText(
@@ -267,7 +267,7 @@ class MainKernel:
             *(self.exchange.announce() if self.states else []),
             *self.transport.start(),
             *early,
-            *([] if plan.loops_rows or Place.RELOAD in plan.places else [AT_LOADS]),
+            *([] if plan.loops_rows or Waiting.RELOAD in plan.places else [AT_LOADS]),
             *([] if plan.is_hybrid else self.transport.arrive()),
             *self.pack_params(),
             *self.reductions(),
@@ -360,10 +360,10 @@ class MainKernel:
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
         is_early = int(s.params.read_early or s.keeps_params)
-        found.append(Setting("constexpr bool", "kEarlyParams", "Config::kEarlyParams", early, is_early))
+        found.append(ConfigSetting("constexpr bool", "kEarlyParams", "Config::kEarlyParams", early, is_early))
         packed = "column parameters stay as they are stored while they wait in registers"
         is_packed = int(plan.packs_params)
-        found.append(Setting("constexpr bool", "kPackedParams", "Config::kPackedParams", packed, is_packed))
+        found.append(ConfigSetting("constexpr bool", "kPackedParams", "Config::kPackedParams", packed, is_packed))
         # Off the 16-byte grid a window may start within the parameter's first word; a batch's row may lie off it too.
         first = 0 if problem.align % 16 == 0 and not problem.rows_per_batch else 1
         found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))
@@ -391,7 +391,7 @@ class MainKernel:
         owner = "blocks of the grid, all of them resident, own a row" if plan.meeting else owner
         owner = "a team of threads owns a row" if plan.has_team else owner
         reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
-        reads = reads if plan.places == (Place.RELOAD,) else 1
+        reads = reads if plan.places == (Waiting.RELOAD,) else 1
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
         times = f"up to {times}" if reads > 1 and any(map(is_spared, plan.looks)) else times
         size = ", any number of columns" if plan.problem.any_cols else ""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from normgen.codegen.access import EDGE, SHIFTED, Access, Site
-from normgen.codegen.columns import Columns
+from normgen.codegen.columns import ColumnSums
 from normgen.codegen.groups import Groups
 from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
@@ -20,7 +20,7 @@ from normgen.codegen.walk import Walk
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store, names_of, used_names
 from normgen.program.rewrites.named import away_from, named_columns
-from normgen.schedule.plan import Elementwise, Place
+from normgen.schedule.plan import Elementwise, Waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Elements:
 class Looks:
     """The walks of one kernel."""
 
-    def __init__(self, access: Access, transport: Transport, columns: Columns) -> None:
+    def __init__(self, access: Access, transport: Transport, columns: ColumnSums) -> None:
         self.access = access
         self.plan = access.plan
         self.transport = transport
@@ -88,7 +88,7 @@ class Looks:
             if self.plan.cut.edged and span == self.access.spans[-1]:
                 at_edge = self.look_at(look, EDGE, span.place)
                 walk = replace(walk, edge=[*at_edge.head, *at_edge.peek, *at_edge.move, *at_edge.elem, *at_edge.tail])
-            backwards = span.place is Place.RELOAD and self.plan.turns_back(look)
+            backwards = span.place is Waiting.RELOAD and self.plan.turns_back(look)
             walks.append(replace(walk, comment="" if walks else comment, span=span, backwards=backwards))
         return walks
 
@@ -98,7 +98,7 @@ class Looks:
         edges = [Do(f"float {name}_edge_float = 0.0f") for name in names if self.plan.cut.edged]
         return [*(Do(f"float {name}_floats[kSteps][kVector]") for name in names), *edges]
 
-    def look_at(self, look: int, site: Site, place: Place) -> Walk:
+    def look_at(self, look: int, site: Site, place: Waiting) -> Walk:
         """What look `look` does at a site."""
         roots = self.plan.look_roots(look)
         head: list[Statement] = [*self.access.places(site)]
@@ -187,7 +187,7 @@ class Looks:
         readers = [*(m.expr for m in maps), *(term for _, term in terms)]
         return any(name in names_of(expr) for expr in readers)
 
-    def vector_of(self, load: Load, look: int, head: list[Statement], site: Site, place: Place) -> str:
+    def vector_of(self, load: Load, look: int, head: list[Statement], site: Site, place: Waiting) -> str:
         """C text of the access that holds this load in this look; appends its read to `head` where needed."""
         tensor = load.name
         if load.roll:
@@ -200,9 +200,9 @@ class Looks:
                 head.append(If("!kEarlyParams", (Set(site.of(tensor), read),), alone=True))
             if load in (*self.plan.config_params, *self.plan.early_params):
                 return site.of(tensor)
-        elif place is Place.REGISTERS or (place is Place.SHARED and site is EDGE):
+        elif place is Waiting.REGISTERS or (place is Waiting.SHARED and site is EDGE):
             return site.of(tensor)
-        elif place is Place.SHARED:
+        elif place is Waiting.SHARED:
             read = f"read<kVector>({self.transport.slot(tensor)})"
         else:  # earlier looks want it cached
             read = self.access.read_elem(tensor, site, hinted=look == len(self.plan.looks))

@@ -132,7 +132,7 @@ class Workspace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class KernelEntry:
     """One `__global__` entry of a module: `extern "C"`, or the instance of a template for the type `config`."""
 
     name: str
@@ -161,7 +161,7 @@ class Module:
 
     instructions: str
     text: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelEntry, ...]
     min_arch: int = 75
     headers: tuple[str, ...] = ()
     workspace: Workspace = Workspace()

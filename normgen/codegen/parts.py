@@ -12,13 +12,13 @@ from typing import Protocol
 from normgen.codegen.access import asking, policy
 from normgen.codegen.chain import CHAINS
 from normgen.codegen.library import File, needed
-from normgen.codegen.module import Kernel, Module, Param, Workspace
+from normgen.codegen.module import KernelEntry, Module, Param, Workspace
 from normgen.codegen.spelling import Spelling, unmarked
 from normgen.codegen.statements import (
     WIDTH,
+    ConfigSetting,
     Do,
     Let,
-    Setting,
     Statement,
     Struct,
     broken,
@@ -27,10 +27,8 @@ from normgen.codegen.statements import (
     text_of,
 )
 from normgen.codegen.templates import environment, tidy
+from normgen.knobs import DependentLaunch, LoadHint, StoreHint
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import DependentLaunch
-from normgen.schedule.knobs import Load as LoadHint
-from normgen.schedule.knobs import Store as StoreHint
 from normgen.schedule.schedule import Schedule
 
 # library/plain.cuh
@@ -61,7 +59,7 @@ class KernelText:
     @property
     def settings(self) -> dict[str, int | str]:
         """All that it reads of Config."""
-        return {s.name: s.chosen for s in self.body if isinstance(s, Setting)} | dict(self.config)
+        return {s.name: s.chosen for s in self.body if isinstance(s, ConfigSetting)} | dict(self.config)
 
 
 class KernelSource(Protocol):
@@ -84,7 +82,7 @@ class KernelSource(Protocol):
     @property
     def workspace(self) -> Workspace: ...
 
-    def kernels(self) -> list[tuple[Kernel, KernelText]]:
+    def kernels(self) -> list[tuple[KernelEntry, KernelText]]:
         """In launch order. A text's name stands for the one that its digest makes of it."""
         ...
 
@@ -119,7 +117,7 @@ class Parts:
     types: tuple[tuple[str, ...], ...]
     texts: tuple[str, ...]
     config: Config
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelEntry, ...]
     chain: str
     signatures: tuple[tuple[str, ...], ...]
     min_arch: int

@@ -69,7 +69,7 @@ class Let:
 
 
 @dataclass(frozen=True)
-class Setting(Let):
+class ConfigSetting(Let):
     """A constant or type of the kernel's Config: `chosen` under one schedule."""
 
     chosen: int | str = 0
@@ -158,14 +158,14 @@ def constant(name: str, value: str, comment: str = "") -> Let:
     return Let("constexpr int", name, value, comment)
 
 
-def setting(name: str, number: int, comment: str = "") -> Setting:
+def setting(name: str, number: int, comment: str = "") -> ConfigSetting:
     """A constant that differs from schedule to schedule, or from problem to problem."""
-    return Setting("constexpr int", name, f"Config::{name}", comment, number)
+    return ConfigSetting("constexpr int", name, f"Config::{name}", comment, number)
 
 
-def type_setting(name: str, chosen: str, comment: str = "") -> Setting:
+def type_setting(name: str, chosen: str, comment: str = "") -> ConfigSetting:
     """A type that differs from schedule to schedule."""
-    return Setting("using", name, f"typename Config::{name}", comment, chosen)
+    return ConfigSetting("using", name, f"typename Config::{name}", comment, chosen)
 
 
 def loop(variable: str, bound: str, body: Sequence[Statement], *, first: str = "0", unroll: str = "") -> For:

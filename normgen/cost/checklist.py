@@ -14,10 +14,10 @@ from normgen.cost.model import Cost
 from normgen.cost.work import FMAS_PER_CLOCK, arithmetic_us, flops
 from normgen.device import Device
 from normgen.dtypes import F32
+from normgen.knobs import ColumnWay, Edges, Hold, ReduceWith, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Columns, Edges, Hold, ReduceWith, Variance
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import L2_BYTES
@@ -204,7 +204,7 @@ def _banks(problem: Problem, s: Schedule) -> Answer:
         found["rows"] = bank_ways(lane_addresses(s, width, steps * s.threads_per_row * width), width)
     if s.reduce_with is ReduceWith.SHARED_TREE:
         found["the tree"] = 1  # neighbouring threads, neighbouring slots
-    if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
+    if problem.column_outputs and s.columns is ColumnWay.SHARED_ATOMIC:
         found["column sums"] = bank_ways(lane_addresses(s, s.vector * WORD, 0), WORD, is_atomic=True)
     if not found:
         what = "shared memory has a number a warp at most"
@@ -220,7 +220,7 @@ def _divergence(problem: Problem, s: Schedule) -> Answer:
     said = [f"{idle:.0%} of the lanes idle in a row's last step" if idle else "all lanes own as many vectors"]
     if s.edges is not Edges.EXACT:
         said.append(f"edges={s.edges}: a branch at the ends of a row")
-    if s.variance is Variance.GUARDED:
+    if s.variance is VarianceMethod.GUARDED:
         said.append("a second pass over rows that cancel: rows of a warp go together")
     good = idle < 0.125 and s.edges is Edges.EXACT
     return Answer(question="divergence", answer="; ".join(said), is_good=good, knobs=("threads_per_row", "vector"))

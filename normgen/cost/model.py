@@ -23,10 +23,22 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 from normgen.cost.constants import Constants, constants_of
 from normgen.device import Device
+from normgen.knobs import (
+    ColumnWay,
+    Copy,
+    Edges,
+    Hold,
+    Keep,
+    LoadHint,
+    Params,
+    ReduceWith,
+    SoftmaxMethod,
+    StoreHint,
+    VarianceMethod,
+)
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
-from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Keep, Load, Params, ReduceWith, Softmax, Store, Variance
 from normgen.schedule.lanes.clocks import walks, work
 from normgen.schedule.meeting import left_in_l2
 from normgen.schedule.plan import (
@@ -122,7 +134,7 @@ def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: i
 
 def row_looks(s: Schedule, stages: int, writes: bool) -> int:
     """How often a row is walked: one look a stage of reductions, one to write."""
-    one_stage = s.variance.looks_once or s.softmax is Softmax.ONLINE
+    one_stage = s.variance.looks_once or s.softmax is SoftmaxMethod.ONLINE
     return (min(stages, 1) if one_stage else stages) + (1 if writes else 0)
 
 
@@ -130,9 +142,9 @@ def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + 2.0 * problem.column_outputs
     per_element -= 2.0 * (looks - 1) if s.keep is Keep.VALUES else 0.0  # a conversion and a difference each
-    per_element += {Variance.WELFORD: 6.0, Variance.CORRECTED_TWO_PASS: 1.0}.get(s.variance, 0.0)
+    per_element += {VarianceMethod.WELFORD: 6.0, VarianceMethod.CORRECTED_TWO_PASS: 1.0}.get(s.variance, 0.0)
     # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
-    per_element += 2.0 + 10.0 / s.vector if s.softmax is Softmax.ONLINE else 0.0
+    per_element += 2.0 + 10.0 / s.vector if s.softmax is SoftmaxMethod.ONLINE else 0.0
     if s.edges is not Edges.EXACT:
         per_element *= 1.6
     reads = (looks if s.hold is not Hold.REGISTERS else 1) * len(problem.elem_inputs) + 1
@@ -168,13 +180,13 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
 def _rereads_l1(problem: Problem, s: Schedule) -> bool:
     """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
     row_bytes = problem.row_bytes // s.row_blocks
-    return s.load is Load.DEFAULT and row_bytes * s.rows_per_block <= L1_BYTES // 4
+    return s.load is LoadHint.DEFAULT and row_bytes * s.rows_per_block <= L1_BYTES // 4
 
 
 def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bool) -> float:
     """One tile of rows from its first load to its last store, alone in its slot."""
     steps = steps_per_lane(problem, s)
-    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance is Variance.WELFORD else 1.0)
+    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance is VarianceMethod.WELFORD else 1.0)
     trips = 1 if s.hold is Hold.REGISTERS else math.ceil(steps / (s.unroll or steps))
     again = {"registers": 0.0, "hybrid": 0.0, "shared": c.l1_latency_us, "reload": c.l1_latency_us}[s.hold]
     if s.hold is Hold.RELOAD and not _rereads_l1(problem, s):
@@ -212,14 +224,14 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     if not sums:
         return 0.0
     if s.columns in ROW_ATOMICS:
-        share = 1.0 if s.columns is Columns.ATOMIC else 0.25
+        share = 1.0 if s.columns is ColumnWay.ATOMIC else 0.25
         return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
     groups = s.threads / max(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
     blocks /= s.cluster  # the blocks of a cluster fill one partial row together
-    if s.columns is Columns.REGISTER_ATOMIC:
+    if s.columns is ColumnWay.REGISTER_ATOMIC:
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
-    if s.columns is Columns.PARTIALS_LAST_TILE:
+    if s.columns is ColumnWay.PARTIALS_LAST_TILE:
         tiles = max(1, last_tiles(problem))  # totals alone are one
         return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
     moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
@@ -231,12 +243,12 @@ def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot:
     factor = 1.0
     if not hot:
         streams = len(problem.elem_inputs)
-        if s.load is Load.EVICT_LAST:  # rows that stay in L2 push parameters out, which late ones wait for
+        if s.load is LoadHint.EVICT_LAST:  # rows that stay in L2 push parameters out, which late ones wait for
             pays = s.params is not Params.LATE or not problem.parameter_bytes
             factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0
-        elif s.load is not Load.DEFAULT and s.hold is not Hold.RELOAD:
+        elif s.load is not LoadHint.DEFAULT and s.hold is not Hold.RELOAD:
             factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
-        factor *= c.store_streaming if s.store is Store.STREAMING and not problem.column_outputs else 1.0
+        factor *= c.store_streaming if s.store is StoreHint.STREAMING and not problem.column_outputs else 1.0
         factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
     lanes = s.threads_per_row * s.row_blocks * steps_per_lane(problem, s) * s.vector
     factor *= float((lanes / problem.cols) ** c.idle_exponent)
@@ -276,7 +288,7 @@ def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_
     )
 
 
-class Known(TypedDict, total=False):
+class KnownKernel(TypedDict, total=False):
     """What is known of a kernel and of where it runs.
 
     stages     dependent row reductions
@@ -293,7 +305,7 @@ class Known(TypedDict, total=False):
     constants: Constants | None
 
 
-def predict(problem: Problem, s: Schedule, device: Device, **known: Unpack[Known]) -> Cost:
+def predict(problem: Problem, s: Schedule, device: Device, **known: Unpack[KnownKernel]) -> Cost:
     """Predicted time of a kernel, forward or backward."""
     return MODELS[class_of(problem)](problem, s, device, **known)
 

@@ -6,7 +6,7 @@ A checker, never a stopwatch. Threads are fibers; see `shim/` for the CUDA langu
 from normgen.cpu.build import build, build_many
 from normgen.cpu.compiler import Compiler, find_compiler
 from normgen.cpu.fault import Fault, FaultKind
-from normgen.cpu.program import Program, Run
+from normgen.cpu.program import Program, ProgramRun
 from normgen.errors import NoCompilerError
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "FaultKind",
     "NoCompilerError",
     "Program",
-    "Run",
+    "ProgramRun",
     "build",
     "build_many",
     "find_compiler",

@@ -48,7 +48,7 @@ class FaultRecord(ctypes.Structure):
     )
 
 
-class Traced(ctypes.Structure):
+class TracedStep(ctypes.Structure):
     """One step of one thread."""
 
     _fields_ = (
@@ -61,7 +61,7 @@ class Traced(ctypes.Structure):
     )
 
 
-class Launch(ctypes.Structure):
+class LaunchArguments(ctypes.Structure):
     """One kernel launch."""
 
     _fields_ = (
@@ -79,12 +79,12 @@ class Launch(ctypes.Structure):
         ("ends", ctypes.c_int),
         ("seed", ctypes.c_uint32),
         ("time_limit_s", ctypes.c_double),
-        ("trace", ctypes.POINTER(Traced)),
+        ("trace", ctypes.POINTER(TracedStep)),
         ("trace_capacity", ctypes.c_int64),
     )
 
 
-class Report(ctypes.Structure):
+class LaunchReport(ctypes.Structure):
     """What one launch did."""
 
     _fields_ = (
@@ -109,7 +109,7 @@ def load_runtime(path: Path) -> ctypes.CDLL:
     name = path.name.partition(".")[0]
     if name not in _RUNTIMES:
         runtime = ctypes.CDLL(str(path))
-        runtime.normgen_cpu_launch.argtypes = (ctypes.POINTER(Launch), ctypes.POINTER(Report))
+        runtime.normgen_cpu_launch.argtypes = (ctypes.POINTER(LaunchArguments), ctypes.POINTER(LaunchReport))
         runtime.normgen_cpu_launch.restype = ctypes.c_int
         _RUNTIMES[name] = runtime
     return _RUNTIMES[name]

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from normgen.codegen.module import Kernel, Module, Param, Source, inverse_of
+from normgen.codegen.module import KernelEntry, Module, Param, Source, inverse_of
 from normgen.cpu.fault import Fault, make_faults
-from normgen.cpu.library import LAUNCH_LOCK, Launch, Region, Report, load_runtime, load_unit
+from normgen.cpu.library import LAUNCH_LOCK, LaunchArguments, LaunchReport, Region, load_runtime, load_unit
 from normgen.cpu.symbols import find_frames
-from normgen.cpu.tensors import Array, Placed, place
-from normgen.cpu.trace import Step, room_for_steps, steps_of
+from normgen.cpu.tensors import ArenaTensor, Array, place
+from normgen.cpu.trace import TraceStep, room_for_steps, steps_of
 from normgen.cpu.unit import text_name
 from normgen.errors import UsageError
 
@@ -35,7 +35,7 @@ _CTYPES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ProgramRun:
     """What running a program showed. `faults` is empty when all is well.
 
     blocks    blocks that ran to their end, over all kernels
@@ -47,7 +47,7 @@ class Run:
     blocks: int
     accesses: int
     seconds: float
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TraceStep, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Program:
         trace: bool = False,
         ends: int = 0,
         far: Array | None = None,
-    ) -> Run:
+    ) -> ProgramRun:
         """Launch every kernel in order; written arrays are written in place.
 
         tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols],
@@ -112,7 +112,7 @@ class Program:
         values = {**dict.fromkeys(tensors), **placed}
         faults: tuple[Fault, ...] = ()
         blocks = accesses = 0
-        steps: list[Step] = []
+        steps: list[TraceStep] = []
         written: set[str] = set()
         for number, (kernel, grid) in enumerate(zip(self.module.kernels, grids, strict=True)):
             _check_launch(kernel, grid)
@@ -134,26 +134,26 @@ class Program:
         for name in written & placed.keys():
             placed[name].write_back()
         seconds = time.monotonic() - started
-        return Run(faults=faults, blocks=blocks, accesses=accesses, seconds=seconds, steps=tuple(steps))
+        return ProgramRun(faults=faults, blocks=blocks, accesses=accesses, seconds=seconds, steps=tuple(steps))
 
     def _launch_of(
         self,
         number: int,
-        kernel: Kernel,
+        kernel: KernelEntry,
         arguments: Sequence[Any],
-        placed: Mapping[str, Placed],
+        placed: Mapping[str, ArenaTensor],
         *,
         grid: int,
         seed: int,
         time_limit_s: float,
         ends: int,
-    ) -> Launch:
+    ) -> LaunchArguments:
         unit = load_unit(self.unit)
         shared = unit[f"normgen_shared_of_{self.index}"]
         shared.restype = ctypes.c_void_p
         pointers = (ctypes.c_void_p * max(1, len(arguments)))(*(ctypes.addressof(value) for value in arguments))
         regions = _regions(kernel, placed)
-        return Launch(
+        return LaunchArguments(
             entry=ctypes.cast(unit[f"normgen_entry_{self.index}_{number}"], ctypes.c_void_p),
             shared_begin=shared(0),
             shared_end=shared(1),
@@ -170,15 +170,15 @@ class Program:
             time_limit_s=time_limit_s,
         )
 
-    def _launched(self, launch: Launch, *, trace: bool) -> Report:
-        runtime, report = load_runtime(self.runtime), Report()
+    def _launched(self, launch: LaunchArguments, *, trace: bool) -> LaunchReport:
+        runtime, report = load_runtime(self.runtime), LaunchReport()
         if trace:
             room_for_steps(launch)
         with LAUNCH_LOCK:
             runtime.normgen_cpu_launch(ctypes.byref(launch), ctypes.byref(report))
         return report
 
-    def _faults(self, kernel: Kernel, report: Report) -> tuple[Fault, ...]:
+    def _faults(self, kernel: KernelEntry, report: LaunchReport) -> tuple[Fault, ...]:
         return make_faults(
             report.faults[: report.fault_count],
             module=self.module,
@@ -188,7 +188,7 @@ class Program:
         )
 
 
-def _check_launch(kernel: Kernel, grid: int) -> None:
+def _check_launch(kernel: KernelEntry, grid: int) -> None:
     launch = kernel.launch
     if launch.cooperates and grid > TOGETHER:
         raise UsageError(
@@ -206,7 +206,7 @@ def _check_launch(kernel: Kernel, grid: int) -> None:
 
 def _argument(
     param: Param,
-    values: Mapping[str, Placed | None],
+    values: Mapping[str, ArenaTensor | None],
     *,
     sizes: Mapping[Source, int],
     scalars: Mapping[str, float],
@@ -242,7 +242,7 @@ def _number(param: Param, value: float) -> Any:
     return ctype(value)
 
 
-def _pointer_params(kernel: Kernel) -> list[tuple[str, bool]]:
+def _pointer_params(kernel: KernelEntry) -> list[tuple[str, bool]]:
     """(tensor, written) of every pointer parameter."""
     return [
         (WORKSPACE if param.source is Source.WORKSPACE else param.key, "const" not in param.ctype)
@@ -251,11 +251,11 @@ def _pointer_params(kernel: Kernel) -> list[tuple[str, bool]]:
     ]
 
 
-def _written_keys(kernel: Kernel) -> set[str]:
+def _written_keys(kernel: KernelEntry) -> set[str]:
     return {key for key, written in _pointer_params(kernel) if written}
 
 
-def _regions(kernel: Kernel, placed: Mapping[str, Placed]) -> Any:
+def _regions(kernel: KernelEntry, placed: Mapping[str, ArenaTensor]) -> Any:
     """What this kernel may touch: the tensors it is given."""
     keys = dict.fromkeys(key for key, _ in _pointer_params(kernel) if key in placed)
     written = _written_keys(kernel)

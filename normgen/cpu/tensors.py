@@ -19,7 +19,7 @@ _PLACE_BYTES = 256  # addresses keep their value modulo this
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class ArenaTensor:
     """A tensor in the arena: `rows` rows of `row_bytes` legal bytes, `pitch_bytes` apart."""
 
     name: str
@@ -40,7 +40,7 @@ class Placed:
         self.original[self.lines] = self.view[self.lines]
 
 
-def place(arrays: Mapping[str, Array | None], *, far: Array | None = None) -> dict[str, Placed]:
+def place(arrays: Mapping[str, Array | None], *, far: Array | None = None) -> dict[str, ArenaTensor]:
     """Copies of the arrays in one arena, wide apart, with their row strides and alignment. Raises UsageError.
 
     `far` are rows far apart, up to the last one: of arrays with so many these alone are copied.
@@ -60,7 +60,7 @@ def place(arrays: Mapping[str, Array | None], *, far: Array | None = None) -> di
         view: Array = np.ndarray(array.shape, array.dtype, arena, address - base, strides)
         lines: Lines = far if far is not None and len(array) == far[-1] + 1 else slice(None)
         view[lines] = array[lines]
-        placed[name] = Placed(
+        placed[name] = ArenaTensor(
             name=name,
             original=array,
             view=view,

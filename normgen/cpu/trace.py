@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from normgen.cpu.library import Launch, Report, Traced
-from normgen.cpu.tensors import Placed
+from normgen.cpu.library import LaunchArguments, LaunchReport, TracedStep
+from normgen.cpu.tensors import ArenaTensor
 from normgen.errors import UsageError
 
 SHARED = "shared"  # the place of a step in shared memory; tensors have their names
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TraceStep:
     """One step of one thread.
 
     kernel        number of the kernel in its module
@@ -62,13 +62,15 @@ class Step:
     source: int = 0
 
 
-def room_for_steps(launch: Launch) -> None:
+def room_for_steps(launch: LaunchArguments) -> None:
     """Have the launch write its steps."""
-    launch.trace = (Traced * CAPACITY)()
+    launch.trace = (TracedStep * CAPACITY)()
     launch.trace_capacity = CAPACITY
 
 
-def steps_of(kernel: int, launch: Launch, report: Report, placed: Mapping[str, Placed]) -> list[Step]:
+def steps_of(
+    kernel: int, launch: LaunchArguments, report: LaunchReport, placed: Mapping[str, ArenaTensor]
+) -> list[TraceStep]:
     """What a launch with room for steps did. Raises UsageError if there were more steps than room."""
     if report.traced > CAPACITY:
         raise UsageError(f"a traced launch takes at most {CAPACITY} steps", received=f"{report.traced} steps")
@@ -78,14 +80,14 @@ def steps_of(kernel: int, launch: Launch, report: Report, placed: Mapping[str, P
     return [step for step in found if step is not None]
 
 
-def _step(kernel: int, one: Traced, tensors: Sequence[Placed], starts: Sequence[int]) -> Step | None:
+def _step(kernel: int, one: TracedStep, tensors: Sequence[ArenaTensor], starts: Sequence[int]) -> TraceStep | None:
     """The step of a line; None for a read of a constant in the program's image."""
     kind = _KINDS[one.kind]
     who = {"kernel": kernel, "block": one.block, "thread": one.thread}
     if kind in (StepKind.SHUFFLE, StepKind.WAIT, StepKind.TRIGGER):
-        return Step(**who, kind=kind, source=one.other)
+        return TraceStep(**who, kind=kind, source=one.other)
     if one.other:  # the runtime says so of shared memory
-        return Step(**who, kind=kind, place=SHARED, col=one.address, count=one.bytes)
+        return TraceStep(**who, kind=kind, place=SHARED, col=one.address, count=one.bytes)
     number = bisect.bisect_right(starts, one.address) - 1
     tensor = tensors[number] if number >= 0 else None
     offset = one.address - tensor.address if tensor is not None else 0
@@ -93,4 +95,4 @@ def _step(kernel: int, one: Traced, tensors: Sequence[Placed], starts: Sequence[
         return None
     row, within = divmod(offset, tensor.pitch_bytes)
     size = tensor.original.itemsize
-    return Step(**who, kind=kind, place=tensor.name, row=row, col=within // size, count=one.bytes // size)
+    return TraceStep(**who, kind=kind, place=tensor.name, row=row, col=within // size, count=one.bytes // size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from normgen.codegen.module import Kernel, Module
+from normgen.codegen.module import KernelEntry, Module
 
 TEMPLATE = "template <class Config>"  # the line above each kernel (codegen/templates/kernel.cu.j2)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
@@ -61,7 +61,7 @@ def instantiated(module: Module) -> str:
     return text.replace(TEMPLATE, "") if config else text
 
 
-def _entry_text(index: int, number: int, kernel: Kernel, text: str) -> str:
+def _entry_text(index: int, number: int, kernel: KernelEntry, text: str) -> str:
     arguments = ", ".join(
         f"*reinterpret_cast<{param.ctype}*>(arguments[{position}])" for position, param in enumerate(kernel.params)
     )
@@ -72,7 +72,7 @@ def _entry_text(index: int, number: int, kernel: Kernel, text: str) -> str:
     )
 
 
-def _launch_limit(text: str, kernel: Kernel) -> str:
+def _launch_limit(text: str, kernel: KernelEntry) -> str:
     """A GPU refuses to launch more threads than the kernel's `__launch_bounds__` says."""
     found = re.search(rf"__launch_bounds__\(([^(),]+)[^()]*\)\s+(?:\w+\s+)*{kernel.name}\(", text)
     if found is None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normgen.codegen.module import Kernel, Module
+from normgen.codegen.module import KernelEntry, Module
 from normgen.cuda import nvrtc
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.cubin import Cubin, parse_resources, symbol_of
@@ -28,14 +28,14 @@ _FIXED_OPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CompileJob:
     """One compilation as plain text and options: what travels to a worker process."""
 
     text: bytes
     name: str
     options: tuple[str, ...]
     arch: int
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelEntry, ...]
     key: str
 
     @property
@@ -69,11 +69,11 @@ def compile_module(module: Module, arch: int, *, options: Sequence[str] = (), ca
     return cubin
 
 
-def _compiled(job: Job) -> nvrtc.Compiled:
+def _compiled(job: CompileJob) -> nvrtc.Compiled:
     return nvrtc.compile_text(job.text, name=job.name, options=job.options, instances=job.instances)
 
 
-def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Job:
+def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> CompileJob:
     """Everything a compilation depends on, and the key it is cached under. Raises CompileError on a bad arch."""
     _check_arch(module, arch)
     folders = header_folders() if module.headers else ()
@@ -81,7 +81,7 @@ def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Job:
     text = module.source.encode()
     names = tuple(kernel.expression for kernel in module.kernels)
     digest = header_digest(module.headers, folders) if module.headers else ""
-    return Job(
+    return CompileJob(
         text=text,
         name=f"{module.kernels[0].name if module.kernels else 'module'}.cu",
         options=(*settings, *(f"--include-path={folder}" for folder in folders)),
@@ -91,7 +91,7 @@ def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Job:
     )
 
 
-def finish(job: Job, compiled: nvrtc.Compiled) -> Cubin:
+def finish(job: CompileJob, compiled: nvrtc.Compiled) -> Cubin:
     """The cubin of a compiler answer. Raises CompileError if it refused or a kernel is missing from it."""
     if compiled.error:
         raise refused(job, compiled)
@@ -118,7 +118,7 @@ def finish(job: Job, compiled: nvrtc.Compiled) -> Cubin:
     )
 
 
-def refused(job: Job, compiled: nvrtc.Compiled) -> CompileError:
+def refused(job: CompileJob, compiled: nvrtc.Compiled) -> CompileError:
     """The error for text NVRTC does not take: its first complaint, and the whole log."""
     return CompileError(
         f"NVRTC must accept {job.name} for sm_{job.arch}",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from normgen.codegen.module import Kernel
+from normgen.codegen.module import KernelEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Cubin:
     cached: bool = False
 
 
-def symbol_of(kernel: Kernel, entries: Iterable[str]) -> str:
+def symbol_of(kernel: KernelEntry, entries: Iterable[str]) -> str:
     """The entry of machine code that a kernel is, of those that there are; "" if it is not among them.
 
     A template's instance has the Itanium ABI's name: the lengths and names of the template and of its argument.

@@ -60,7 +60,7 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class DlpackTensor:
     """What a capsule says; strides in elements."""
 
     pointer: int
@@ -71,7 +71,7 @@ class Read:
     device_id: int
 
 
-def read(capsule: Any) -> Read:
+def read(capsule: Any) -> DlpackTensor:
     """The facts of an unconsumed "dltensor" capsule; its memory stays the producer's while the capsule lives.
 
     Raises UsageError for another capsule.
@@ -81,7 +81,7 @@ def read(capsule: Any) -> Read:
     tensor = ctypes.cast(_capsule_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor
     code, bits = int(tensor.code), int(tensor.bits)
     name = _NAMES.get((code, bits), f"{_KINDS.get(code, f'code{code}')}{bits}")
-    return Read(
+    return DlpackTensor(
         pointer=(tensor.data or 0) + tensor.byte_offset,
         shape=tuple(tensor.shape[i] for i in range(tensor.ndim)),
         strides=tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None,

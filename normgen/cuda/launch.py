@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source, inverse_of
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source, inverse_of
 from normgen.cuda.cubin import Cubin, entries_of, symbol_of
 from normgen.cuda.driver import OnDevice, check, driver, sm_count
 from normgen.cuda.stream import Stream
@@ -50,7 +50,7 @@ def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any
 class LoadedKernel:
     """One kernel of a loaded module, with its attributes set for its launch."""
 
-    def __init__(self, kernel: Kernel, function: Any, device: int, *, dependent_launch: bool) -> None:
+    def __init__(self, kernel: KernelEntry, function: Any, device: int, *, dependent_launch: bool) -> None:
         self.kernel, self.device = kernel, device
         self.handle = int(function)
         self._function = function
@@ -151,9 +151,9 @@ class LoadedModule:
                 self.close()
                 raise
 
-    def bind(self) -> Bound:
+    def bind(self) -> BoundLaunch:
         """A new set of argument cells for this module."""
-        return Bound(self)
+        return BoundLaunch(self)
 
     def close(self) -> None:
         """Unload the module; nothing of it may run or be launched any more."""
@@ -169,13 +169,13 @@ class LoadedModule:
         except Exception:
             self._handle = None
 
-    def _function(self, kernel: Kernel) -> Any:
+    def _function(self, kernel: KernelEntry) -> Any:
         symbol = symbol_of(kernel, entries_of(self.cubin.data)) or kernel.name
         found = driver().cuModuleGetFunction(self._handle, symbol.encode())
         return check(found, f"find kernel {kernel.name} in its cubin")
 
 
-_interned: dict[tuple[str, int, tuple[Kernel, ...]], LoadedModule] = {}
+_interned: dict[tuple[str, int, tuple[KernelEntry, ...]], LoadedModule] = {}
 _interning = threading.Lock()
 
 
@@ -207,7 +207,7 @@ _CELLS: dict[Source, Any] = {
 }
 
 
-class Bound:
+class BoundLaunch:
     """One set of arguments of a loaded module: set what changes, then launch.
 
     A captured launch keeps the values it had at capture.
@@ -239,7 +239,7 @@ class Bound:
         rows_per_batch: int | None = None,
         scalars: Mapping[str, float] | None = None,
         workspace: int | None = None,
-    ) -> Bound:
+    ) -> BoundLaunch:
         """Set arguments; names the kernels do not take are ignored, what is not named keeps its value.
 
         pointers of tensors (None: not given), pitches in elements, the address of the workspace.

@@ -20,7 +20,7 @@ from typing import Self
 from normgen.codegen.module import Module
 from normgen.cuda import nvrtc
 from normgen.cuda.cache import CubinCache
-from normgen.cuda.compiler import Job, finish, job_of
+from normgen.cuda.compiler import CompileJob, finish, job_of
 from normgen.cuda.cubin import Cubin
 from normgen.errors import CompileError, NoDeviceError
 
@@ -40,7 +40,7 @@ class _Worker:
             start_new_session=True,  # Ctrl-C reaches the pool only, which then ends its workers
         )
 
-    def compile(self, job: Job, timeout_s: float) -> nvrtc.Compiled | str:
+    def compile(self, job: CompileJob, timeout_s: float) -> nvrtc.Compiled | str:
         """The worker's answer. Raises EOFError or OSError if it ended, TimeoutError if it takes too long."""
         jobs, answers = self.process.stdin, self.process.stdout
         assert jobs is not None
@@ -121,7 +121,7 @@ class CompilePool:
             self._cache.put(cubin)
         return cubin
 
-    def _in_worker(self, job: Job) -> nvrtc.Compiled:
+    def _in_worker(self, job: CompileJob) -> nvrtc.Compiled:
         worker = self._take()
         try:
             answer = worker.compile(job, self._timeout_s)
@@ -155,7 +155,7 @@ class CompilePool:
             return worker
 
 
-def _lost(job: Job, error: Exception, status: int, timeout_s: float) -> CompileError:
+def _lost(job: CompileJob, error: Exception, status: int, timeout_s: float) -> CompileError:
     if isinstance(error, TimeoutError):
         received = f"no answer after {timeout_s:g} s"
     else:

@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from normgen.engines.source import Source, require_one_arch, written
-from normgen.engines.tvm_ffi import Function, described, of_machine_code
+from normgen.engines.source import ExportSource, require_one_arch, written
+from normgen.engines.tvm_ffi import LibraryFunction, described, of_machine_code
 from normgen.errors import NothingValidError
 from normgen.export.groups import groups_of
 from normgen.export.header import Halves, halves
@@ -314,13 +314,13 @@ def _numbers(one: Definition, part: Halves) -> list[str]:
     return [name for name, kind in kinds.items() if not kind.by_row and not kind.by_col]
 
 
-def _is_stored(one: Definition, function: Function) -> str:
+def _is_stored(one: Definition, function: LibraryFunction) -> str:
     name, ours = next(iter(one.inputs.items()))
     code, bits = next(t for t in function.tensors if t.name == ours).dtype.dlpack
     return f"{name}->dtype.code == {code} && {name}->dtype.bits == {bits}"
 
 
-def _call(one: Definition, function: Function, numbers: Sequence[str]) -> str:
+def _call(one: Definition, function: LibraryFunction, numbers: Sequence[str]) -> str:
     """That of a library's function: an output in place is passed under the input's name."""
     theirs = {ours: name for name, ours in (*one.inputs.items(), *one.outputs.items())}
     theirs |= {one.inputs[source]: out for out, source in one.over.items()}
@@ -343,7 +343,7 @@ def made_of(records: Sequence[Record], spec_of: Callable[[Record], Spec]) -> Ite
                 yield Made(definition=definition, cols=cols, rows=tuple(rows), halves=tuple(map(halves, groups)))
 
 
-def write_flashinfer(source: Source, folder: Path) -> Iterator[Path]:
+def write_flashinfer(source: ExportSource, folder: Path) -> Iterator[Path]:
     """Definitions, solutions and workloads of the records, as FlashInfer and flashinfer-bench read them.
 
     Raises NothingValidError where no record is of an operation of FlashInfer; UsageError for records of several GPU

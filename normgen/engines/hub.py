@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from normgen.engines.source import Source, require_one_arch
-from normgen.engines.tvm_ffi import Function, described, of_machine_code, template
+from normgen.engines.source import ExportSource, require_one_arch
+from normgen.engines.tvm_ffi import LibraryFunction, described, of_machine_code, template
 from normgen.errors import CompileError, NoCompilerError, NothingValidError, UsageError, needed
 from normgen.export.header import Halves
 from normgen.export.proof import require_all
@@ -34,7 +34,7 @@ _VARIANTS = {"torch-cuda": "cuda", "torch-cpu": "cpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class LibraryPair:
     """The libraries of both directions, of one dtype."""
 
     forward: Halves
@@ -45,7 +45,7 @@ class Pair:
         return self.forward.group.problem.tensor("x").dtype.torch
 
     @property
-    def functions(self) -> tuple[Function, Function]:
+    def functions(self) -> tuple[LibraryFunction, LibraryFunction]:
         return described(self.forward, file_name=""), described(self.backward, file_name="")
 
 
@@ -54,7 +54,7 @@ class Layer:
     """What the folder holds: pairs of one spec, of several dtypes."""
 
     spec: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[LibraryPair, ...]
 
     @property
     def arch(self) -> int:
@@ -98,7 +98,7 @@ class Layer:
         }
 
 
-def _arguments(function: Function) -> list[str]:
+def _arguments(function: LibraryFunction) -> list[str]:
     return [*(t.name for t in function.tensors), *(name for name, _ in function.scalars)]
 
 
@@ -122,13 +122,13 @@ def layer_of(halves: Sequence[Halves]) -> Layer | None:
         if paired:
             ones = chain.from_iterable(found[dtype] for dtype in paired)
             require_one_arch(ones, "the libraries of a layer are of one GPU architecture")
-            pairs = [Pair(forward=b[Direction.FORWARD], backward=b[Direction.BACKWARD]) for b in paired.values()]
+            pairs = [LibraryPair(forward=b[Direction.FORWARD], backward=b[Direction.BACKWARD]) for b in paired.values()]
             _require_alike(pairs)
             return Layer(spec=spec, pairs=tuple(pairs))
     return None
 
 
-def _require_alike(pairs: Sequence[Pair]) -> None:
+def _require_alike(pairs: Sequence[LibraryPair]) -> None:
     """The module calls the libraries of all dtypes in one line: they take the same arguments. Raises UsageError."""
     for of_direction in zip(*(pair.functions for pair in pairs), strict=True):
         if any(_arguments(function) != _arguments(of_direction[0]) for function in of_direction):
@@ -137,7 +137,7 @@ def _require_alike(pairs: Sequence[Pair]) -> None:
             raise UsageError(rule, received="; ".join(f.signature for f in of_direction), hint=hint)
 
 
-def write_hub(source: Source, folder: Path) -> Iterator[Path]:
+def write_hub(source: ExportSource, folder: Path) -> Iterator[Path]:
     """Write the folder of a layer "RMSNorm", with its libraries built.
 
     Errors: NothingValidError without records of both directions; UsageError for records of several GPU architectures,

@@ -22,7 +22,7 @@ from normgen.spec.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ExportSource:
     """The records of an export: those of `files`, else those under `output`/records."""
 
     files: tuple[Path, ...]
@@ -50,7 +50,7 @@ class Source:
         return [halves(group) for group in groups_of(with_header(found.records, self.spec_of), self.spec_of)]
 
 
-def write_libraries(source: Source, folder: Path) -> Iterator[Path]:
+def write_libraries(source: ExportSource, folder: Path) -> Iterator[Path]:
     """A TVM-FFI library for each header of the records, with their machine code; the files written.
 
     Raises CompileError, NoDeviceError; UsageError for another's file of that name; VerificationError at the end, for

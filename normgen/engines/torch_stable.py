@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normgen.codegen.templates import tidy
-from normgen.engines.source import Source, written
+from normgen.engines.source import ExportSource, written
 from normgen.engines.tvm_ffi import (
     described,
     image_of,
@@ -46,7 +46,7 @@ _OLDEST, _WITH_E8M0 = (2, 10), (2, 11)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operator:
+class StableOperator:
     """An operator that is registered.
 
     asked  which results of its family it returns
@@ -68,7 +68,7 @@ class Family:
     name: str
     reads: tuple[Tensor, ...]
     results: tuple[str, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[StableOperator, ...]
     headers: tuple[Halves, ...]
 
     @property
@@ -113,7 +113,7 @@ def _family(name: str, headers: Sequence[Halves]) -> Family:
     results = (*writes.saving, *others)
     forms = {f"{name}_saving": writes.saving} | ({name: writes.plainly} if writes.plainly != writes.saving else {})
     made = [
-        Operator(
+        StableOperator(
             name=op,
             schema=forward_schema(spec, reads, len(returned)),
             asked=tuple(result in returned for result in results),
@@ -157,7 +157,7 @@ def library_of(headers: Sequence[Halves], is_set: bool) -> tuple[str, str]:
     return f"{NAME}.cu", _text(ones, is_set=is_set, has_code=False)
 
 
-def write_operators(source: Source, folder: Path) -> Iterator[Path]:
+def write_operators(source: ExportSource, folder: Path) -> Iterator[Path]:
     """The operators of the records, with their machine code: `normgen_torch.cc`; the file written.
 
     Raises CompileError, NoDeviceError; UsageError for records of several GPUs and for another's file of that name;

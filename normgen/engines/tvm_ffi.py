@@ -22,7 +22,7 @@ from normgen.codegen.templates import tidy
 from normgen.cuda import nvrtc
 from normgen.errors import UsageError
 from normgen.export.compiled import compiled_for
-from normgen.export.groups import Group
+from normgen.export.groups import HeaderGroup
 from normgen.export.header import (
     Halves,
     binding_guard,
@@ -47,7 +47,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function:
+class LibraryFunction:
     """A function of a library: what it is called with. It stands in `file_name`.
 
     tensors  in order; `scalars` behind them, by their names and defaults
@@ -101,7 +101,7 @@ class Image:
         return [f"{int.from_bytes(padded[i : i + 8], 'little'):#x}" for i in range(0, len(padded), 8)]
 
 
-def function_of(group: Group, scalars: Sequence[str], *, file_name: str) -> Function:
+def function_of(group: HeaderGroup, scalars: Sequence[str], *, file_name: str) -> LibraryFunction:
     """What the function of a header is called with. `scalars`: those that its kernels take.
 
     Raises UsageError for scales in tiles, whose bytes are no lines of a tensor.
@@ -112,7 +112,7 @@ def function_of(group: Group, scalars: Sequence[str], *, file_name: str) -> Func
         raise UsageError(rule, received=f"{tiled[0]} is {ScaleLayout.SWIZZLED}", hint="call the header's own function")
     free = {*group.optional, *(f"d{n}" for n in group.optional), *group.nullable}
     defaults = dict(problem.spec.scalars)
-    return Function(
+    return LibraryFunction(
         name=group.name,
         file_name=file_name,
         problem=problem,
@@ -122,7 +122,7 @@ def function_of(group: Group, scalars: Sequence[str], *, file_name: str) -> Func
     )
 
 
-def described(one: Halves, *, file_name: str) -> Function:
+def described(one: Halves, *, file_name: str) -> LibraryFunction:
     """The function of a header."""
     params = one.device.kernels[-1].main.params
     return function_of(one.group, [p.key for p in params if p.source is Source.SCALAR], file_name=file_name)
@@ -289,7 +289,7 @@ def workspace_of(host: HostPart) -> str:
     return ", ".join(named) if host.workspace else ""
 
 
-def rules(group: Group, function: Function) -> Iterator[str]:
+def rules(group: HeaderGroup, function: LibraryFunction) -> Iterator[str]:
     """What a call must hold beside shapes."""
     problem = group.problem
     for size in problem.spec.divisors:
@@ -312,7 +312,7 @@ def rules(group: Group, function: Function) -> Iterator[str]:
             yield f'call.require(call.pitch({i}) % {WORD} == 0, "{rule}", call.pitch({i}));'
 
 
-def _banner(one: Halves, function: Function, includes: str, image: Image | None) -> list[str]:
+def _banner(one: Halves, function: LibraryFunction, includes: str, image: Image | None) -> list[str]:
     group, spec = one.group, one.group.problem.spec
     arch = f"-arch=sm_{group.arch} " if not group.archs else ""
     flags = "$(tvm-ffi-config --cxxflags) " + function.file_name

@@ -37,7 +37,7 @@ _SPARSE_GATES = frozenset(("gemma3n",))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class EngineCall:
     """An operation that the engine calls.
 
     name     as the engine says it
@@ -72,7 +72,7 @@ class Coverage:
     untuned  those of the range without: they run a neighbour's schedule, or the default
     """
 
-    call: Call
+    call: EngineCall
     counts: tuple[int, ...]
     untuned: tuple[int, ...]
     reason: str
@@ -106,7 +106,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
+def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[EngineCall, ...]:
     """What vLLM calls for this model on each of `tp` GPUs.
 
     Raises UsageError where the hidden size is not there, a size does not divide by `tp`, or the dtype is none of ours.
@@ -118,12 +118,12 @@ def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
     hidden = _size(config, "hidden_size")
     weights = (("weight", "f32"),) if kind in _FLOAT32_WEIGHTS else ()
     found = [
-        Call(name=name, spec=spec, cols=hidden, dtype=dtype, dtypes=weights)
+        EngineCall(name=name, spec=spec, cols=hidden, dtype=dtype, dtypes=weights)
         for name, spec in (("rms_norm", "vllm_ir_rmsnorm"), ("fused_add_rms_norm", "vllm_ir_add_rmsnorm"))
     ]
     for name in ("q_lora_rank", "kv_lora_rank"):  # of latent attention, whole on every GPU
         if config.get(name):
-            found.append(Call(name="rms_norm", spec="vllm_ir_rmsnorm", cols=_size(config, name), dtype=dtype))
+            found.append(EngineCall(name="rms_norm", spec="vllm_ir_rmsnorm", cols=_size(config, name), dtype=dtype))
     if kind in _SPARSE_GATES:
         given = config.get("intermediate_size")
         sizes = {
@@ -131,7 +131,9 @@ def calls_of(config: Mapping[str, Any], *, tp: int = 1) -> tuple[Call, ...]:
         }
         for size in sorted(sizes):
             cols = _share(size, tp, "intermediate_size")
-            found.append(Call(name="gelu_and_mul_sparse", spec="vllm_ir_gelu_tanh_mul_sparse", cols=cols, dtype=dtype))
+            found.append(
+                EngineCall(name="gelu_and_mul_sparse", spec="vllm_ir_gelu_tanh_mul_sparse", cols=cols, dtype=dtype)
+            )
     # Its pass fuses a norm and a quantiser where the weight has the row's dtype.
     return (*found, *(() if weights else _quantising(config, hidden, dtype)))
 
@@ -148,14 +150,14 @@ def _dtype_of(config: Mapping[str, Any], kind: str) -> str:
     return _DTYPES[said]
 
 
-def _quantising(config: Mapping[str, Any], hidden: int, dtype: str) -> Iterable[Call]:
+def _quantising(config: Mapping[str, Any], hidden: int, dtype: str) -> Iterable[EngineCall]:
     """The norms that end in fp8, of a model whose configuration says that activations are quantised so."""
     how = config.get("quantization_config")
     form = _form_of(how) if isinstance(how, dict) else ""
     specs = QUANTISING.get(form, {})
     for name, spec in specs.items():
         if form != "group" or hidden % GROUP == 0:  # vLLM's pass leaves others as they are
-            yield Call(name=name, spec=spec, cols=hidden, dtype=dtype)
+            yield EngineCall(name=name, spec=spec, cols=hidden, dtype=dtype)
 
 
 # How activations become fp8 -> vLLM's fused operation -> the preset that has its bits.
@@ -193,7 +195,9 @@ def _form_of(how: Mapping[str, Any]) -> str:
     return ""
 
 
-def coverage(call: Call, device: Device, *, rows: tuple[int, int] = ROWS, place: Place = DEFAULT_PLACE) -> Coverage:
+def coverage(
+    call: EngineCall, device: Device, *, rows: tuple[int, int] = ROWS, place: Place = DEFAULT_PLACE
+) -> Coverage:
     """Which of the row counts that `normgen tune --engine` tunes have a record of their own on a GPU model."""
     counts = _counts(rows)
     bands = Bands(call.problem(1), device, place=place)
@@ -203,7 +207,7 @@ def coverage(call: Call, device: Device, *, rows: tuple[int, int] = ROWS, place:
     return Coverage(call=call, counts=counts, untuned=untuned, reason=reason)
 
 
-def suite_of(calls: Sequence[Call], *, rows: tuple[int, int] = ROWS, step: int = STEP) -> Suite:
+def suite_of(calls: Sequence[EngineCall], *, rows: tuple[int, int] = ROWS, step: int = STEP) -> Suite:
     """The problems to tune for these calls: one for each row count whose schedule serves a band."""
     entries = [
         Entry(

@@ -22,7 +22,7 @@ from normgen.export.compiled import check_compiles
 from normgen.export.declarations import BINDINGS
 from normgen.export.groups import groups_of, has_header, header_name, leaving_problem, with_header
 from normgen.export.header import Halves, binding_guard, guard_of, halves, header_text, library_text, set_guard
-from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
+from normgen.export.proof import RefusedRecord, SpecOf, is_fit, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
 from normgen.files.names import escaped
 from normgen.files.private import to_stderr, try_writing, write_atomically
@@ -36,9 +36,9 @@ from normgen.spec.spec import Spec
 
 __all__ = [
     "PLAIN",
-    "Form",
+    "ExportPlan",
     "Header",
-    "Plan",
+    "HeaderForm",
     "Ships",
     "differences",
     "export_folder",
@@ -55,7 +55,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class HeaderForm:
     """How headers are written.
 
     archs           of a set: a header for each of them, tuned or not, and one that picks among them by the device at
@@ -90,7 +90,7 @@ class Form:
         return (f"*.{self.suffix}", FILE_NAME, *beside)
 
 
-PLAIN = Form()
+PLAIN = HeaderForm()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def headers_of(
     *,
     spec: Spec | None = None,
     spec_folders: Sequence[str | Path] = (),
-    form: Form = PLAIN,
+    form: HeaderForm = PLAIN,
 ) -> tuple[Header, ...]:
     """The headers that hold all these records, by file name; what a header includes comes before it.
 
@@ -343,7 +343,7 @@ def folder_records(folder: Path) -> list[Record]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ExportPlan:
     """An export that nothing refuses: all that is left is to write it.
 
     pairs    records of the folder, each beside what takes its place
@@ -369,10 +369,10 @@ def planned(
     *,
     there: Iterable[Record] = (),
     spec_folders: Sequence[str | Path] = (),
-    form: Form = PLAIN,
+    form: HeaderForm = PLAIN,
     replace: bool = False,
-    refuse: Callable[[Refused], None] | None = None,
-) -> Plan:
+    refuse: Callable[[RefusedRecord], None] | None = None,
+) -> ExportPlan:
     """What `export_folder` would write into a folder that had these records; nothing is written yet.
 
     there    the records that it has, where these are others
@@ -397,16 +397,16 @@ def planned(
         header.check()
         if header.note:
             to_stderr(f"{header.file_name}: {header.note}")
-    return Plan(folder=folder, pairs=found.pairs, headers=headers, gone=gone)
+    return ExportPlan(folder=folder, pairs=found.pairs, headers=headers, gone=gone)
 
 
 def export_folder(
     folder: Path,
     *,
     spec_folders: Sequence[str | Path] = (),
-    form: Form = PLAIN,
+    form: HeaderForm = PLAIN,
     replace: bool = False,
-    refuse: Callable[[Refused], None] | None = None,
+    refuse: Callable[[RefusedRecord], None] | None = None,
 ) -> list[Path]:
     """Write the headers of all records under `folder`/records into `folder`, once all of them have compiled.
 
@@ -424,7 +424,7 @@ def export_folder(
     return planned(folder, records, spec_folders=spec_folders, form=form, replace=replace, refuse=refuse).write()
 
 
-def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> list[str]:
+def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: HeaderForm = PLAIN) -> list[str]:
     """How the headers in `folder` differ from what its records say: one line a file; empty when they agree.
 
     Where a record does not leave as it stands, a line for each of these.
@@ -442,7 +442,7 @@ def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: 
     return sorted(lines + [f"{name}: no record asks for it" for name in found if name not in wanted])
 
 
-def require_same(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> None:
+def require_same(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: HeaderForm = PLAIN) -> None:
     """Raises UsageError that names all `differences`, and what mends them."""
     if lines := differences(folder, spec_folders=spec_folders, form=form):
         spec_of = specs_of(spec_folders)
@@ -452,10 +452,10 @@ def require_same(folder: Path, *, spec_folders: Sequence[str | Path] = (), form:
         raise UsageError("headers must be what their records say", received="; ".join(lines), hint=hint)
 
 
-def _doubted(records: Iterable[Record], spec_of: SpecOf) -> Iterator[Refused]:
+def _doubted(records: Iterable[Record], spec_of: SpecOf) -> Iterator[RefusedRecord]:
     """The records that do not leave as they stand."""
     for record in records:
         try:
             leaving_problem(record, spec_of(record))
         except NormgenError as error:
-            yield Refused.of(record, error)
+            yield RefusedRecord.of(record, error)

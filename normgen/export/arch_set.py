@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from normgen.codegen.spelling import Spelling
 from normgen.codegen.templates import tidy
 from normgen.export.banner import untuned
-from normgen.export.groups import Group
+from normgen.export.groups import HeaderGroup
 from normgen.export.header import Halves, environment, set_guard
 from normgen.export.host_part import HostPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class HeaderOfArch:
     """One header of a set, and what is said of it."""
 
     arch: int
@@ -32,7 +32,9 @@ class Part:
 def set_text(members: Sequence[Halves]) -> str:
     """The text of the file for headers that differ in their arch alone, in the order of their archs."""
     group = members[0].group
-    parts = tuple(Part(arch=g.arch, file_name=g.file_name, said=_said(g)) for g in (one.group for one in members))
+    parts = tuple(
+        HeaderOfArch(arch=g.arch, file_name=g.file_name, said=_said(g)) for g in (one.group for one in members)
+    )
     passes = [f"-gencode arch=compute_{arch},code=sm_{arch}" for arch in group.archs]
 
     def printed(host: HostPart) -> str:
@@ -55,6 +57,6 @@ def set_text(members: Sequence[Halves]) -> str:
     return tidy(printed(Spelling(printed(marked)).within(marked)))
 
 
-def _said(group: Group) -> str:
+def _said(group: HeaderGroup) -> str:
     count = len(group.entries)
     return f"{count} tuned shape{'s' * (count != 1)}" if count else untuned(group)

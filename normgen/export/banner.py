@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from normgen.export.comments import formula_text
-from normgen.export.groups import Entry, Group
+from normgen.export.groups import HeaderGroup, TunedShape
 from normgen.export.proof import text_today
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
@@ -20,7 +20,7 @@ WIDTH = 116
 PREDICTED = "predicted, not measured"
 
 
-def banner(group: Group, general: Sequence[Schedule]) -> list[str]:
+def banner(group: HeaderGroup, general: Sequence[Schedule]) -> list[str]:
     """Lines without their comment marks; the template passes each through `comment_text`."""
     spec = group.problem.spec
     records = [entry.record for entry in group.entries]
@@ -47,7 +47,7 @@ def banner(group: Group, general: Sequence[Schedule]) -> list[str]:
     ]
 
 
-def untuned(group: Group) -> str:
+def untuned(group: HeaderGroup) -> str:
     """What a header says whose arch has no record."""
     return f"not tuned: there is no record of sm_{group.arch}; every call takes the general kernel"
 
@@ -56,7 +56,7 @@ def _wrapped(text: str, label: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label)) or [label.rstrip()]
 
 
-def _formulas(group: Group) -> list[str]:
+def _formulas(group: HeaderGroup) -> list[str]:
     spec = group.problem.spec
     texts = {key: formula_text(tree) for key, tree in parse_all(spec).items()}
     width = max(len(f.name) for f in spec.formulas)
@@ -74,7 +74,7 @@ def _formulas(group: Group) -> list[str]:
     return lines + taken + laid + _order_of_sums(group)
 
 
-def _order_of_sums(group: Group) -> list[str]:
+def _order_of_sums(group: HeaderGroup) -> list[str]:
     """Whether sums over rows come out the same in every run, and a row's values in every batch."""
     if group.problem.batch_invariant:
         said = (
@@ -85,7 +85,7 @@ def _order_of_sums(group: Group) -> list[str]:
     return _sums(group)
 
 
-def _sums(group: Group) -> list[str]:
+def _sums(group: HeaderGroup) -> list[str]:
     sums = ", ".join(t.name for t in group.problem.tensors if t.is_row_sum)
     if not sums:
         return []
@@ -130,7 +130,7 @@ def _verified(records: Sequence[Record]) -> list[str]:
     return [line for label, text in zip(labels, lines, strict=False) for line in _wrapped(text, label)]
 
 
-def _records(entries: Sequence[Entry]) -> list[str]:
+def _records(entries: Sequence[TunedShape]) -> list[str]:
     """Where the rest stands: a header that carries it is read by no compiler and no engineer."""
     files = " and ".join(f"records/{name}.jsonl" for name in _unique(gpu_slug(entry.device) for entry in entries))
     said = (
@@ -140,7 +140,7 @@ def _records(entries: Sequence[Entry]) -> list[str]:
     return _wrapped(said, "records   ")
 
 
-def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
+def _emitted_anew(entries: Sequence[TunedShape]) -> list[str]:
     """Which kernels of this header are not, to the byte, the ones that were tuned; older records do not say."""
     tuned = [e for e in entries if e.record.text]
     other = [e for e in tuned if text_today(e.problem, e.record.schedule) != e.record.text]
@@ -166,7 +166,7 @@ _HEAD = (
 )
 
 
-def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
+def _table(group: HeaderGroup, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
     others = [(what, *_sizes(schedule), *"-------", "not tuned") for what, schedule in zip(said, general, strict=True)]
     absent = _absent_in_all(group.entries)
@@ -190,13 +190,13 @@ def _shape(problem: Problem) -> str:
     return " x ".join(map(str, (problem.rows, problem.cols, *([problem.inner] if problem.inner else []))))
 
 
-def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
+def _absent_in_all(entries: Sequence[TunedShape]) -> tuple[str, ...]:
     """The tensors that no line was timed with: said once, above the table."""
     first = entries[0].problem.absent if len(entries) > 1 else ()
     return tuple(name for name in first if all(name in e.problem.absent for e in entries))
 
 
-def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
+def _row(entry: TunedShape, absent: Sequence[str]) -> tuple[str, ...]:
     record, problem = entry.record, entry.problem
     size = _shape(problem)
     size += "".join(f" no {name}" for name in problem.absent if name not in absent)

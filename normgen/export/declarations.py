@@ -12,7 +12,7 @@ from pathlib import Path
 
 from normgen.codegen.spelling import Spelling
 from normgen.codegen.templates import tidy
-from normgen.export.groups import Group
+from normgen.export.groups import HeaderGroup
 from normgen.export.header import Halves, binding_guard, environment, guard_of, set_guard, stored_dtypes
 
 
@@ -29,7 +29,7 @@ def unit(one: Halves, is_set: bool) -> tuple[str, str]:
 BINDINGS = {"DECLARED": declaration, "UNIT": unit}
 
 
-def _stem(group: Group, is_set: bool) -> str:
+def _stem(group: HeaderGroup, is_set: bool) -> str:
     return Path(group.set_name if is_set else group.file_name).stem
 
 

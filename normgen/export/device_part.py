@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from normgen.codegen.library import File, in_order, needed
-from normgen.codegen.module import Kernel
+from normgen.codegen.module import KernelEntry
 from normgen.codegen.parts import Parts, legend_lines
 from normgen.codegen.statements import identifiers
 from normgen.codegen.templates import tidy
@@ -18,7 +18,7 @@ SIZES = "// What a tuned shape is: the sizes and hints of its kernel. A look is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
+class CompiledProblem:
     """One problem under one schedule."""
 
     problem: Problem
@@ -26,7 +26,7 @@ class Compiled:
     parts: Parts
 
     @property
-    def main(self) -> Kernel:
+    def main(self) -> KernelEntry:
         return self.parts.kernels[0]
 
     def signatures(self) -> dict[str, tuple[str, ...]]:
@@ -55,7 +55,7 @@ class Compiled:
 class DevicePart:
     """`kernels` in the order they were asked for; equal ones are one object."""
 
-    kernels: tuple[Compiled, ...]
+    kernels: tuple[CompiledProblem, ...]
     library: tuple[File, ...]
     text: str
     min_arch: int
@@ -78,13 +78,13 @@ class DevicePart:
 
 def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     """The text of all wanted kernels, each printed once."""
-    emitted: dict[str, Compiled] = {}
+    emitted: dict[str, CompiledProblem] = {}
     names = []
     for problem, schedule in wanted:
         problem = answered(problem, schedule)
         parts = emit_parts(problem, schedule)
         names.append(parts.kernels[0].expression)
-        emitted.setdefault(names[-1], Compiled(problem=problem, schedule=schedule, parts=parts))
+        emitted.setdefault(names[-1], CompiledProblem(problem=problem, schedule=schedule, parts=parts))
     library = _library(emitted.values())
     types = dict.fromkeys(text for c in emitted.values() for text in c.parts.every_type)
     strategies = dict.fromkeys(text for c in emitted.values() for text in c.parts.texts)
@@ -98,7 +98,7 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     )
 
 
-def _library(compiled: Iterable[Compiled]) -> list[File]:
+def _library(compiled: Iterable[CompiledProblem]) -> list[File]:
     """The files that some kernel needs."""
     found = {file.name: file for c in compiled for file in c.parts.library}
     return in_order(found.values())

@@ -24,7 +24,7 @@ from normgen.spec.spec import Role, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TunedShape:
     """One tuned shape: its record and the problem the record names."""
 
     record: Record
@@ -49,7 +49,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class HeaderGroup:
     """Everything of one header.
 
     name      layernorm_fwd_f32: header, namespace and launch function are named after it
@@ -66,7 +66,7 @@ class Group:
     problem: Problem
     optional: tuple[str, ...]
     nullable: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[TunedShape, ...]
     archs: tuple[int, ...] = ()
     suffix: str = "cu"
 
@@ -184,17 +184,17 @@ def header_name(problem: Problem) -> str:
 
 def groups_of(
     records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] = (), *, suffix: str = "cu"
-) -> list[Group]:
+) -> list[HeaderGroup]:
     """One group per operation, direction, dtypes and arch, in the order of their file names.
 
     With `archs`, only of these, and one for each of them wherever one of them has a record.
 
     Raises UsageError for records that one header cannot serve.
     """
-    by_slot: dict[tuple[str, int], list[Entry]] = {}
+    by_slot: dict[tuple[str, int], list[TunedShape]] = {}
     bases: dict[str, Problem] = {}
     for record in records:
-        entry = Entry(record=record, problem=header_problem(record, spec_of(record)))
+        entry = TunedShape(record=record, problem=header_problem(record, spec_of(record)))
         base = _base(entry.problem)
         name, arch = header_stem(base), entry.device.arch
         if archs and arch not in archs:
@@ -211,15 +211,15 @@ def groups_of(
     return [replace(group, suffix=suffix) for group in found]
 
 
-def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tuple[int, ...]) -> Group:
+def _group(slot: tuple[str, int], base: Problem, entries: list[TunedShape], archs: tuple[int, ...]) -> HeaderGroup:
     """The best entry of each problem: measured before predicted, in place before alone, then by device name."""
 
-    def preference(entry: Entry) -> tuple[object, ...]:
+    def preference(entry: TunedShape) -> tuple[object, ...]:
         record = entry.record
         rank = place_rank(record.place, DEFAULT_PLACE)
         return not record.measured, rank is None, rank or 0, entry.device.name, record.schedule.key
 
-    best: dict[Question, Entry] = {}
+    best: dict[Question, TunedShape] = {}
     for entry in sorted(entries, key=preference):
         best.setdefault(entry.record.problem, entry)
     optional = tuple(
@@ -235,7 +235,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
     chosen = sorted(best.values(), key=lambda e: (*e.order(), e.record.schedule.key))
     name, arch = slot
     _check_orders(base, chosen)
-    return Group(
+    return HeaderGroup(
         name=name,
         arch=arch,
         problem=base,
@@ -246,7 +246,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
     )
 
 
-def _check_orders(base: Problem, entries: Sequence[Entry]) -> None:
+def _check_orders(base: Problem, entries: Sequence[TunedShape]) -> None:
     """Raises UsageError for batch-invariant kernels of equal columns that reduce rows in different orders."""
     orders: dict[tuple[int, int], set[object]] = {}
     for entry in entries if base.batch_invariant else ():

@@ -15,7 +15,7 @@ from normgen.dtypes import DType
 from normgen.export.banner import WIDTH, banner
 from normgen.export.comments import comment_text
 from normgen.export.device_part import DevicePart, device_part
-from normgen.export.groups import Group
+from normgen.export.groups import HeaderGroup
 from normgen.export.host_part import HostPart, host_part
 from normgen.export.shared_library import FILE_NAME, SharedLibrary
 from normgen.files.shipped import VERSION
@@ -57,7 +57,7 @@ def wrapped(paragraphs: Sequence[str]) -> list[str]:
 class Halves:
     """A header before it is printed; in `host` the names of the spec are marked."""
 
-    group: Group
+    group: HeaderGroup
     general: tuple[Schedule, ...]
     device: DevicePart
     host: HostPart
@@ -77,7 +77,7 @@ class Halves:
         return f"(__CUDA_ARCH__ < {arch}0{newer})" if archs else ""
 
 
-def halves(group: Group) -> Halves:
+def halves(group: HeaderGroup) -> Halves:
     """What a header holds, worked out."""
     tuned = [(e.problem, e.record.schedule) for e in group.entries]
     schedules = fallback_schedules(group.problem)
@@ -125,7 +125,7 @@ def guard_of(name: str, arch: int) -> str:
     return f"NORMGEN_{name}_SM{arch}_CU_".upper()
 
 
-def set_guard(group: Group) -> str:
+def set_guard(group: HeaderGroup) -> str:
     """The include guard of the file that picks among headers."""
     return f"NORMGEN_{group.name}_CU_".upper()
 
@@ -141,13 +141,13 @@ def library_text(shared: SharedLibrary) -> str:
     return tidy(found.render(file_name=FILE_NAME, version=VERSION, shared=shared))
 
 
-def stored_dtypes(group: Group) -> list[DType]:
+def stored_dtypes(group: HeaderGroup) -> list[DType]:
     """The stored number formats that C++ has no type of its own for."""
     found = {t.dtype.name: t.dtype for t in group.problem.tensors if t.dtype.header}
     return [found[name] for name in sorted(found)]
 
 
-def kernel_dtypes(group: Group) -> list[DType]:
+def kernel_dtypes(group: HeaderGroup) -> list[DType]:
     """The stored number formats whose type in the device library has another name than in C++, or none there."""
     found = {t.dtype.name: t.dtype for t in group.problem.tensors if t.dtype.ctype != t.dtype.cuda_ctype}
     return [found[name] for name in sorted(found)]

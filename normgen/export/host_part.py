@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from normgen.codegen.module import Launch, Param, Source
 from normgen.codegen.spelling import mark
 from normgen.device import MOST_TOGETHER
-from normgen.export.device_part import Compiled
-from normgen.export.groups import Entry, Group
+from normgen.export.device_part import CompiledProblem
+from normgen.export.groups import HeaderGroup, TunedShape
 from normgen.pipeline import answered
 from normgen.problem.problem import LARGEST_TILED, MOST_NUMBERED, Problem
 from normgen.problem.question import Direction
@@ -31,7 +31,7 @@ TILES = {size: f"tile_{size.value}" for size in (Source.ROWS, Source.COLS, Sourc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class RunnerKernel:
     """One kernel of a runner: its template parameter, the field that sizes its launch, its arguments as text."""
 
     kernel: str
@@ -45,7 +45,7 @@ class Runner:
     """A host function for all kernels that take the same arguments."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[RunnerKernel, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,9 @@ class HostPart:
         return (*self.tensors, *self.widths, *self.names)
 
 
-def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compiled], *, ways: int) -> HostPart:
+def host_part(
+    group: HeaderGroup, tuned: Sequence[CompiledProblem], general: Sequence[CompiledProblem], *, ways: int
+) -> HostPart:
     """The host part of a header whose entries are `tuned`, in their order, and whose fallbacks are `general`.
 
     ways  general kernels of a set of parameters: with 2 of them the first asks that rows shift alike
@@ -197,7 +199,7 @@ def _witness(problem: Problem, name: str) -> str:
     return name if name in problem.present else f"d{name}"
 
 
-def _shape(group: Group, entry: Entry) -> tuple[str, ...]:
+def _shape(group: HeaderGroup, entry: TunedShape) -> tuple[str, ...]:
     """What a call must be like for this line of kTuned, and which statistics it was timed without."""
     schedule, problem = entry.record.schedule, entry.problem
     alike = "true" if schedule.peels else "false"
@@ -213,7 +215,7 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _kernel_line(
-    compiled: Compiled, runners: Mapping[str, Runner], *, finishes: bool, workspace: bool
+    compiled: CompiledProblem, runners: Mapping[str, Runner], *, finishes: bool, workspace: bool
 ) -> tuple[str, ...]:
     """The inside of an initialiser of the template's struct Kernel."""
     parts = compiled.parts
@@ -295,7 +297,7 @@ def _general_index(several: bool, ways: int) -> str:
     return f"{ways} * (absent & k::kCompiledOut) + ({way})" if ways > 1 else "absent & k::kCompiledOut"
 
 
-def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
+def _general_align(problem: Problem, general: Sequence[CompiledProblem]) -> int:
     """The lanes of a warp own a group of columns, so that kernels of groups have no element-wise form."""
     if not problem.spec.group:
         return 0
@@ -325,13 +327,13 @@ def _alike(problem: Problem) -> list[str]:
     return [f"({term}) % 16 == 0" for term in terms] or ["true"]
 
 
-def _pointers(group: Group) -> list[str]:
+def _pointers(group: HeaderGroup) -> list[str]:
     """What sets the bits of `absent`."""
     pointers = [*(_witness(group.problem, name) for name in group.optional), *group.nullable]
     return [f"({mark(pointer)} == nullptr ? {1 << bit}u : 0u)" for bit, pointer in enumerate(pointers)]
 
 
-def _missing(group: Group, *, launches_empty: bool, workspace: bool) -> list[str]:
+def _missing(group: HeaderGroup, *, launches_empty: bool, workspace: bool) -> list[str]:
     """Pointers that must be there: all but optional parameters, their gradients and nullable statistics.
 
     Sums over 0 rows are written too; tensors of 0 rows need not be there. A parameter's gradient must be there where
@@ -369,12 +371,12 @@ def _argument(param: Param, *, sums_batches: bool) -> str:
             return f"call.{param.source.value}"
 
 
-def _steps(compiled: Compiled) -> tuple[Step, ...]:
+def _steps(compiled: CompiledProblem) -> tuple[RunnerKernel, ...]:
     """Its kernels, in launch order: all but the first have a fixed grid."""
     finish = "kernel.finish.blocks" + (" * shares(batches)" if compiled.problem.sums_batches else "")
     fields = (("kMain", "kernel.launch", "blocks"), ("kFinish", "kernel.finish", finish))
     return tuple(
-        Step(
+        RunnerKernel(
             kernel=name,
             launch=launch,
             blocks=blocks,
@@ -384,9 +386,9 @@ def _steps(compiled: Compiled) -> tuple[Step, ...]:
     )
 
 
-def _runners(compiled: Sequence[Compiled]) -> dict[str, Runner]:
+def _runners(compiled: Sequence[CompiledProblem]) -> dict[str, Runner]:
     """The runner of each kernel; named after what tells it from the others."""
-    by_steps: dict[tuple[Step, ...], Runner] = {}
+    by_steps: dict[tuple[RunnerKernel, ...], Runner] = {}
     taken: Counter[str] = Counter()
     for one in compiled:
         if (steps := _steps(one)) not in by_steps:
@@ -408,7 +410,7 @@ _LAID_OUT = {
 }
 
 
-def _doc(group: Group, workspace: str) -> list[str]:
+def _doc(group: HeaderGroup, workspace: str) -> list[str]:
     """The comment of the launch function, in paragraphs."""
     problem = group.problem
     ordered = sorted(problem.passed_tensors, key=lambda t: (not t.kind.is_elem, not t.kind.by_row))
@@ -475,7 +477,7 @@ def _workspace_sizes(problem: Problem, *, in_tiles: bool) -> tuple[str, ...]:
     return ("rows", "cols", *(["inner"] if in_tiles else []), *([shares] if by_batch else []))
 
 
-def _choice(group: Group) -> str:
+def _choice(group: HeaderGroup) -> str:
     if not group.entries:
         return "Every call takes the general kernel."
     lengths = "Columns, inner" if group.problem.inner else "Columns"
@@ -485,5 +487,5 @@ def _choice(group: Group) -> str:
     )
 
 
-def _backward(group: Group) -> bool:
+def _backward(group: HeaderGroup) -> bool:
     return group.problem.direction is Direction.BACKWARD

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from normgen.cuda.compiler import identity_of
 from normgen.errors import NormgenError, UsageError, VerificationError
-from normgen.files.names import Part, name_part
+from normgen.files.names import NamePart, name_part
 from normgen.files.private import to_stderr
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.pipeline import emit
@@ -34,17 +34,17 @@ SpecOf = Callable[[Record], Spec]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class RefusedRecord:
     """A record that does not leave, and why."""
 
     record: Record
     why: str
 
     @staticmethod
-    def of(record: Record, error: NormgenError) -> Refused:
+    def of(record: Record, error: NormgenError) -> RefusedRecord:
         """Of the error that refuses it: what was received says all where the rule is the one of this module."""
         parts = (error.received,) if error.rule == RULE else (error.rule, error.received)
-        return Refused(record=record, why=": ".join(filter(None, parts)))
+        return RefusedRecord(record=record, why=": ".join(filter(None, parts)))
 
     def __str__(self) -> str:
         key = self.record.problem
@@ -56,7 +56,7 @@ class SortedOut:
     """What became of records: those that leave, each beside what was given, and those that do not."""
 
     pairs: tuple[tuple[Record, Record], ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedRecord, ...]
 
     @property
     def records(self) -> list[Record]:
@@ -86,7 +86,7 @@ def why_unproven(record: Record, problem: Problem) -> str | None:
 
 def require_usable(record: Record) -> None:
     """Raises UsageError for a record of no kernel that can stand in a header."""
-    name_part(Part.OP, record.problem.op)
+    name_part(NamePart.OP, record.problem.op)
     if not record.outcome.is_usable or record.problem.any_cols:
         raise UsageError("a header holds usable kernels of fixed cols", received=f"{record.outcome}: {record.schedule}")
 
@@ -149,16 +149,16 @@ def _fit(record: Record, spec: Spec) -> Problem:
 def sorted_out(records: Iterable[Record], spec_of: SpecOf, *, tell: Callable[[str], None] = to_stderr) -> SortedOut:
     """What `proven` makes of each record, and those that it refuses."""
     pairs: list[tuple[Record, Record]] = []
-    refused: list[Refused] = []
+    refused: list[RefusedRecord] = []
     for record in records:
         try:
             pairs.append((record, proven(record, spec_of(record), tell=tell)))
         except NormgenError as error:
-            refused.append(Refused.of(record, error))
+            refused.append(RefusedRecord.of(record, error))
     return SortedOut(pairs=tuple(pairs), refused=tuple(refused))
 
 
-def require_all(refused: Sequence[Refused]) -> None:
+def require_all(refused: Sequence[RefusedRecord]) -> None:
     """Raises VerificationError that names every record which did not leave."""
     if refused:
         raise VerificationError(RULE, received="\n".join(map(str, refused)), hint="the records stay where they are")

@@ -20,7 +20,7 @@ _NOT_PLAIN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
-class Part(StrEnum):
+class NamePart(StrEnum):
     """What a name names."""
 
     OP = "a spec's name"
@@ -50,7 +50,7 @@ def plain_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def name_part(part: Part, value: object) -> str:
+def name_part(part: NamePart, value: object) -> str:
     """The text that stands in paths and identifiers. Raises UsageError for a name that cannot stand there."""
     rule, text_of = _RULES[part]
     text = text_of(value)
@@ -73,9 +73,9 @@ def _slug(value: object) -> str:
 
 
 _SHORT = f"and at most {LONGEST} characters"
-_RULES: dict[Part, tuple[str, Callable[[object], str]]] = {
-    Part.OP: (f"is lower-case letters, digits and inner underscores, {_SHORT}", _spec_name),
-    Part.ARCH: (f"is one of {', '.join(map(str, ARCHS))}", _arch),
-    Part.GPU: (f"has a letter or digit {_SHORT}", _slug),
-    Part.SUITE: (f"has a letter or digit {_SHORT}", _slug),
+_RULES: dict[NamePart, tuple[str, Callable[[object], str]]] = {
+    NamePart.OP: (f"is lower-case letters, digits and inner underscores, {_SHORT}", _spec_name),
+    NamePart.ARCH: (f"is one of {', '.join(map(str, ARCHS))}", _arch),
+    NamePart.GPU: (f"has a letter or digit {_SHORT}", _slug),
+    NamePart.SUITE: (f"has a letter or digit {_SHORT}", _slug),
 }

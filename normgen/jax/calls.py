@@ -131,7 +131,7 @@ class Calls(Forms):
         uses = self.problem(form)
         shape = next(a.shape for use, a in zip(uses.reads, arrays, strict=True) if use.kind.is_elem)
         batches = [len(a) for use, a in zip(uses.reads, arrays, strict=True) if use.kind.by_batch]
-        call = target.Call(
+        call = target.TargetCall(
             spec=target.said(self.spec),
             direction=form.direction.value,
             rows=int(np.prod(shape[:-1], dtype=np.int64)),

@@ -33,7 +33,7 @@ PLATFORM = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class TargetCall:
     """One call: what is asked of a kernel, and its buffers.
 
     spec     the name of one that ships, else its text
@@ -77,9 +77,9 @@ def digest_of(question: str) -> int:
 
 
 @functools.cache
-def kernel_of(question: str, device: int) -> tuple[Kernel, Call]:
+def kernel_of(question: str, device: int) -> tuple[Kernel, TargetCall]:
     """The kernel that answers a question on a GPU. Warns, and raises, as `normgen.kernel`."""
-    call = Call(**json.loads(question))
+    call = TargetCall(**json.loads(question))
     made = handle(
         spec_of_operator(call.spec),
         Direction(call.direction),
@@ -156,7 +156,7 @@ def device() -> int | None:
     return int(found[0].local_hardware_id)
 
 
-def launch(call: Call, results: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+def launch(call: TargetCall, results: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
     """The call as an operation of XLA. The kernel is made now: what is wrong with it is said while JAX traces."""
     number = device()
     assert number is not None, "only where there is a device"

@@ -27,7 +27,7 @@ from normgen.errors import UsageError
 from normgen.files.decoded import parse_json
 from normgen.files.plain import made
 from normgen.files.shipped import shipped
-from normgen.ladder.kernels import Part, around_tile, parts_of, problem_of
+from normgen.ladder.kernels import RungPart, around_tile, parts_of, problem_of
 from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
@@ -47,7 +47,7 @@ RIGHT, WRONG, MISSING, REFUSED, UNCHECKED = "right", "wrong", "missing", "refuse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class RungLaunch:
     """One launch of a rung.
 
     `us` of all its kernels, `gb_per_s` of the bytes that the rung's problem must move, `tflops` of its products.
@@ -77,12 +77,12 @@ class Climbed:
     reason: str = ""
     checked: tuple[str, ...] = ()
     block: str = ""
-    launches: tuple[Launch, ...] = ()
+    launches: tuple[RungLaunch, ...] = ()
     kernels: tuple[Mapping[str, str], ...] = ()
     is_unsafe: bool = False
 
     @property
-    def best(self) -> Launch | None:
+    def best(self) -> RungLaunch | None:
         """The fastest launch."""
         timed = [launch for launch in self.launches if launch.us is not None]
         return min(timed, key=lambda launch: launch.us or 0.0, default=None)
@@ -219,9 +219,9 @@ def _knobs(schedule: Schedule) -> str:
     return " ".join(f"{name}={value}" for name, value in schedule.chosen.items())
 
 
-def _drafts(ladder: Ladder, rung: Rung, device: Device) -> dict[str, tuple[Part, ...] | str]:
+def _drafts(ladder: Ladder, rung: Rung, device: Device) -> dict[str, tuple[RungPart, ...] | str]:
     """Launch -> its kernels, or why it is refused."""
-    found: dict[str, tuple[Part, ...] | str] = {}
+    found: dict[str, tuple[RungPart, ...] | str] = {}
     for block in rung.blocks:
         try:
             found[block.block] = parts_of(ladder, rung, block, device)
@@ -230,12 +230,12 @@ def _drafts(ladder: Ladder, rung: Rung, device: Device) -> dict[str, tuple[Part,
     return found
 
 
-def _predicted(parts: Sequence[Part], ground: Ground) -> Clock:
+def _predicted(parts: Sequence[RungPart], ground: Ground) -> Clock:
     hot = ground.place.is_hot
     return {(p.timed, p.schedule): predicted_us(p.problem, p.schedule, ground.device, hot=hot) for p in parts}
 
 
-def _measured(parts: Sequence[Part], ground: Ground, tell: Callable[[str], None]) -> Clock:
+def _measured(parts: Sequence[RungPart], ground: Ground, tell: Callable[[str], None]) -> Clock:
     """The kernels of one problem race each other; a wrong one has no time."""
     assert ground.index is not None
     venue = Venue(facts=ground.device, index=ground.index, samples=ground.samples, seed=ground.seed)
@@ -254,7 +254,7 @@ def _measured(parts: Sequence[Part], ground: Ground, tell: Callable[[str], None]
 
 
 def _climbed(
-    ladder: Ladder, rung: Rung, launches: Mapping[str, tuple[Part, ...] | str], clock: Clock, ground: Ground
+    ladder: Ladder, rung: Rung, launches: Mapping[str, tuple[RungPart, ...] | str], clock: Clock, ground: Ground
 ) -> Climbed:
     start = Climbed(name=rung.name, title=rung.title, state=MISSING, reason=rung.missing, is_unsafe=bool(rung.unsafe))
     if rung.missing or rung.best is None:
@@ -273,19 +273,19 @@ def _climbed(
     return replace(start, state=state, reason=because, checked=checked, block=block, launches=timed, kernels=kernels)
 
 
-def _launch(block: Block, parts: tuple[Part, ...] | str, clock: Clock, problem: Problem) -> Launch:
+def _launch(block: Block, parts: tuple[RungPart, ...] | str, clock: Clock, problem: Problem) -> RungLaunch:
     source = {"source_ms": block.ms, "source_gb_per_s": block.gb_per_s}
     if isinstance(parts, str):
-        return Launch(block=block.block, us=None, gb_per_s=None, reason=parts, **source)
+        return RungLaunch(block=block.block, us=None, gb_per_s=None, reason=parts, **source)
     times = [clock[part.timed, part.schedule] for part in parts]
     why = next((time for time in times if isinstance(time, str)), "")
     us = None if why else sum(float(time) for time in times)
     rate = problem.compulsory_bytes / us / 1e3 if us else None
     tflops = flops(problem) / us / 1e6 if us and flops(problem) else None
-    return Launch(block=block.block, us=us, gb_per_s=rate, tflops=tflops, reason=why, **source)
+    return RungLaunch(block=block.block, us=us, gb_per_s=rate, tflops=tflops, reason=why, **source)
 
 
-def _checked(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
+def _checked(parts: Sequence[RungPart], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
     """(state, reason, lines) of a launch: each kernel against the reference, on all families of rows."""
     lines: list[str] = []
     if ground.index is None and any(part.problem.inner for part in parts):
@@ -304,7 +304,7 @@ def _checked(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str
     return RIGHT, "", tuple(lines)
 
 
-def _checked_around(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
+def _checked_around(parts: Sequence[RungPart], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
     """The same of products, at sizes around the tile instead of the problem's."""
     lines: list[str] = []
     for part in [near for one in parts for near in around_tile(one)]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from normgen.codegen.module import Module
 from normgen.device import Device
-from normgen.ladder.rungs import Block, Ladder, Rung, Step, steps_folder
+from normgen.ladder.rungs import Block, Ladder, Rung, RungKernel, steps_folder
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -21,7 +21,7 @@ CERTAIN = ("normal",)  # rows on which every rung is right: a kernel is timed on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RungPart:
     """One kernel of a rung. `timed` is its problem, held to rows that an unsafe rung, too, gets right."""
 
     problem: Problem
@@ -46,13 +46,13 @@ def knobs_of(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (pair.partition("=") for pair in text.split())}
 
 
-def parts_of(ladder: Ladder, rung: Rung, block: Block, device: Device) -> tuple[Part, ...]:
+def parts_of(ladder: Ladder, rung: Rung, block: Block, device: Device) -> tuple[RungPart, ...]:
     """The kernels of a launch, in their order. Raises UsageError where the language or the device refuses one."""
-    steps = rung.kernels or (Step(op="", knobs=rung.knobs),)
+    steps = rung.kernels or (RungKernel(op="", knobs=rung.knobs),)
     return tuple(_part(ladder, rung, step, block, device) for step in steps)
 
 
-def _part(ladder: Ladder, rung: Rung, step: Step, block: Block, device: Device) -> Part:
+def _part(ladder: Ladder, rung: Rung, step: RungKernel, block: Block, device: Device) -> RungPart:
     problem = problem_of(ladder, rung, step.op)
     knobs = knobs_of(step.knobs) | ({} if step.is_fixed else knobs_of(block.knobs))
     schedule = schedule_from(knobs)
@@ -60,10 +60,10 @@ def _part(ladder: Ladder, rung: Rung, step: Step, block: Block, device: Device) 
     if refused is not None:
         raise refused.error(schedule)
     spec = replace(problem.spec, accuracy_rows=CERTAIN) if rung.unsafe else problem.spec
-    return Part(problem=problem, timed=replace(problem, spec=spec), schedule=schedule)
+    return RungPart(problem=problem, timed=replace(problem, spec=spec), schedule=schedule)
 
 
-def around_tile(part: Part) -> tuple[Part, ...]:
+def around_tile(part: RungPart) -> tuple[RungPart, ...]:
     """A product's kernel at sizes on both sides of its tile, by as little as its vectors allow along cols and inner.
 
     The CPU executor does not get through the sizes that a product is timed at. Rows are those of a batch, of which
@@ -79,7 +79,7 @@ def around_tile(part: Part) -> tuple[Part, ...]:
         around = {"shape": shape, "inner": at["inner"], "pitch": None, **batches}
         asked = part.problem.arguments() | around
         problem = problem_for(part.problem.spec, **asked)
-        found.append(Part(problem=problem, timed=problem, schedule=s))
+        found.append(RungPart(problem=problem, timed=problem, schedule=s))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from normgen.device import Device, target
-from normgen.ladder.climb import WRONG, Climb, Climbed, Launch, why_behind
+from normgen.ladder.climb import WRONG, Climb, Climbed, RungLaunch, why_behind
 from normgen.ladder.kernels import comparable, own_text, parts_of
 from normgen.ladder.rungs import Ladder, Rung
 from normgen.records.place import place_of
@@ -135,7 +135,7 @@ def _table(ladder: Ladder, found: Climb) -> list[str]:
     return rows
 
 
-def _source(launches: Sequence[Launch], ladder: Ladder) -> str:
+def _source(launches: Sequence[RungLaunch], ladder: Ladder) -> str:
     """The source's fastest launch, all of them behind it."""
     timed = [one for one in launches if one.source_ms is not None]
     if not timed:

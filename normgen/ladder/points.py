@@ -8,13 +8,13 @@ from pathlib import Path
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.names import plain_path
+from normgen.knobs import KNOBS
 from normgen.ladder.kernels import knobs_of
 from normgen.ladder.rungs import load_ladder
 from normgen.problem.problem import Problem
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, kept, kept_of, record_folders
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 
@@ -22,14 +22,14 @@ POINTS = ("default", "plain", "record")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PointText:
     """A text taken apart: the point it starts from, and knob -> value."""
 
     point: str
     knobs: dict[str, str]
 
 
-def parsed(text: str) -> Asked:
+def parsed(text: str) -> PointText:
     """`plain,vector=4` or `vector=4 hold=shared`, which starts from the default. Raises UsageError for another text."""
     point = ""
     knobs: dict[str, str] = {}
@@ -41,7 +41,7 @@ def parsed(text: str) -> Asked:
             raise UsageError("expected name=value", received=part, hint="a point such as plain stands in front, once")
         else:
             knobs[name] = value
-    return Asked(point=point or "default", knobs=knobs)
+    return PointText(point=point or "default", knobs=knobs)
 
 
 def read_schedule(problem: Problem, device: Device, text: str) -> Schedule:

@@ -20,7 +20,7 @@ _LADDER = ("name", "summary", "source", "problem", "rung")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class LadderSource:
     """Where a ladder comes from; `gpu` is what its times were measured on."""
 
     title: str
@@ -41,7 +41,7 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class RungKernel:
     """One kernel of a rung of several; `is_fixed`: a block's knobs do not change it."""
 
     op: str
@@ -68,7 +68,7 @@ class Rung:
     look: str = ""
     shows: tuple[str, ...] = ()
     problem: Mapping[str, Any] = field(default_factory=dict)
-    kernels: tuple[Step, ...] = ()
+    kernels: tuple[RungKernel, ...] = ()
     blocks: tuple[Block, ...] = ()
     unsafe: str = ""
     missing: str = ""
@@ -85,7 +85,7 @@ class Ladder:
 
     name: str
     summary: str
-    source: Source
+    source: LadderSource
     problem: Mapping[str, Any]
     rungs: tuple[Rung, ...]
 
@@ -141,7 +141,7 @@ def parse_ladder(text: str, *, file: str) -> Ladder:
         return lines.get(path, 1)
 
     taken(data, _LADDER, ("name", "source", "problem", "rung"), 1)
-    source = Source(**taken(data["source"], names_of(Source), ("title",), line("source")))
+    source = LadderSource(**taken(data["source"], names_of(LadderSource), ("title",), line("source")))
     problem = taken(data["problem"], data["problem"], ("op", "shape"), line("problem"))
     rungs = []
     for number, given in enumerate(data["rung"]):
@@ -151,7 +151,9 @@ def parse_ladder(text: str, *, file: str) -> Ladder:
             raise SpecError("a rung has blocks, or says why it is missing", file=file, line=at, received=own["name"])
         own["idea"] = " ".join(own["idea"].split())
         own["shows"] = tuple(own.get("shows", ()))
-        own["kernels"] = tuple(Step(**taken(k, names_of(Step), ("op",), at)) for k in own.get("kernels", ()))
+        own["kernels"] = tuple(
+            RungKernel(**taken(k, names_of(RungKernel), ("op",), at)) for k in own.get("kernels", ())
+        )
         own["blocks"] = tuple(Block(**taken(b, names_of(Block), ("block",), at)) for b in own.get("blocks", ()))
         rungs.append(Rung(**own))
     return Ladder(

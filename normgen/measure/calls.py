@@ -27,7 +27,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem, with_null
-from normgen.records.verified import Site, Verified
+from normgen.records.verified import Verified, VerifiedOn
 from normgen.spec.spec import Sizes
 from normgen.verify import (
     FAMILY_ROWS,
@@ -55,7 +55,7 @@ from normgen.verify.families import BEYOND, fitting_families, may_tie
 from normgen.verify.rows import ONE_SMALL, draws
 from normgen.verify.varied.far_rows import FarRows
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
-from normgen.verify.varied.side_by_side import SideBySide
+from normgen.verify.varied.side_by_side import PitchedMemory
 from normgen.verify.varied.values import (
     FULL_VALUES,
     ORDINARY,
@@ -91,7 +91,7 @@ FEW_ELEMENTS = 1 << 14  # of a call that needs many elements, not rows, for what
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class KernelCall:
     """One call of a kernel.
 
     says      what sets it apart from a plain call: "at 1 row"
@@ -150,9 +150,9 @@ class Call:
             self.far_rows.gather(launched, outputs.buffers)
 
     @property
-    def side_by_side(self) -> SideBySide:
+    def side_by_side(self) -> PitchedMemory:
         """How its rows lie in a launch, where they lie side by side."""
-        return SideBySide(problem=self.problem, pitches=self.pitches)
+        return PitchedMemory(problem=self.problem, pitches=self.pitches)
 
     def on_its_grid(self, module: Module) -> Module:
         """The module with row loops in the grid of this call."""
@@ -245,7 +245,7 @@ def taken(problem: Problem, module: Module) -> Problem:
 
 def calls(
     problem: Problem, module: Module, *, sm_count: int, scalars: Mapping[str, float] | None = None
-) -> Iterator[Call]:
+) -> Iterator[KernelCall]:
     """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
@@ -253,17 +253,17 @@ def calls(
     ragged = behind_vectors(problem, module)
     full = ragged.with_rows(full_rows(problem))
     for values in filter(None, (scalars, *of_full)):
-        yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
+        yield KernelCall(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
     families = spread_families([*families_of(problem), *(name for group in families_apart(problem) for name in group)])
     short = ragged.with_rows(max(2, min(2 * len(families), full.rows)))
     for values in spread:
         said = "with further scalars"
-        yield Call(says=said, problem=short, sm_count=sm_count, families=families, scalars=values)
+        yield KernelCall(says=said, problem=short, sm_count=sm_count, families=families, scalars=values)
     # In every check; else short calls have all values.
-    is_made = Call(says="", problem=full, sm_count=sm_count).elements <= DEALT_ELEMENTS
+    is_made = KernelCall(says="", problem=full, sm_count=sm_count).elements <= DEALT_ELEMENTS
     left = iter(others if is_made else [*of_full, *others])
-    far: list[Call] = []
-    plain: list[Call] = []
+    far: list[KernelCall] = []
+    plain: list[KernelCall] = []
     made = _calls_of_tiles if module.kernels[0].launch.tiles else _calls_of_rows
     for call in made(problem, module, sm_count=sm_count):
         is_dealt = (
@@ -330,7 +330,7 @@ def _other_strides(problem: Problem, tile: int) -> list[int]:
     return [few, few * (tile // few + 2)]
 
 
-def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterator[KernelCall]:
     """Those that differ in sizes, pitches, pointers, grids, labels and order."""
     normal = _normal(problem)
     launch = module.kernels[0].launch
@@ -358,13 +358,13 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         tied: Tie | None = None,
         gap: int = 0,
         is_tied: bool = False,
-    ) -> Call:
+    ) -> KernelCall:
         asked = with_null(problem, absent) if absent else problem
         shaped = (asked if cols == problem.cols else _of_cols(asked, cols)).with_rows(rows)
         here = {tensor.name for tensor in shaped.tensors}
         nulls = (*nulls, *(tensor.name for tensor in problem.tensors if tensor.name not in here))
         shaped = replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch)
-        return Call(
+        return KernelCall(
             says=says,
             problem=shaped,
             sm_count=sm_count,
@@ -474,7 +474,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
             yield at(rows, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
 
 
-def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Iterator[KernelCall]:
     """Sizes around those of a tile, each by itself, the others ragged; then pitches, another order, and far rows.
 
     Rows are free in every kernel, cols and inner in a general one. How long a tile is along the axis that is summed no
@@ -494,13 +494,13 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
         sizes: Mapping[str, int] | None = None,
         rows_per_batch: int = 0,
         **other: Any,
-    ) -> Call:
+    ) -> KernelCall:
         asked = ragged | dict(sizes or {})
         rows, cols, inner = (asked.get(name, getattr(problem, name)) for name in ("rows", "cols", "inner"))
         pitch = cols + (problem.pitch - problem.cols) % PITCH_STEP
         shaped = replace(problem, cols=cols, inner=inner, pitch=pitch).with_rows(rows)
         shaped = replace(shaped, rows_per_batch=rows_per_batch) if rows_per_batch else shaped
-        return Call(**{"families": normal, **other}, says=says, problem=shaped, sm_count=sm_count)
+        return KernelCall(**{"families": normal, **other}, says=says, problem=shaped, sm_count=sm_count)
 
     for name in free:
         lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1) if name in tiles else (1, *LENGTHS)
@@ -549,7 +549,7 @@ def _lines(problem: Problem, name: str, sizes: Sizes) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckedCalls:
     """What the calls of a check showed together, or the first that was wrong.
 
     rows     of the plain call, or of the wrong one
@@ -570,9 +570,9 @@ class Checked:
         return self.verified.not_shown if self.verified else ()
 
 
-def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> Checked:
+def together(made: Iterable[tuple[KernelCall, Verdict | str | None]], site: VerifiedOn) -> CheckedCalls:
     """The calls up to the first that is wrong. One ends in a verdict, in a fault's text, or was not made: None."""
-    right: list[tuple[Call, Verdict]] = []
+    right: list[tuple[KernelCall, Verdict]] = []
     not_made: list[str] = []
     error: dict[str, float] = {}
     for call, found in made:
@@ -581,10 +581,10 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
         elif isinstance(found, str):
             state = " ".join(filter(None, ("WRONG", call.title)))
             summary = f"{state}: {call.problem}\n{found}"
-            return Checked(rows=call.problem.rows, ok=False, summary=summary, error={})
+            return CheckedCalls(rows=call.problem.rows, ok=False, summary=summary, error={})
         elif not found.ok:
             worst = {t.name: float(t.max_ratio) for t in found.tensors}
-            return Checked(rows=call.problem.rows, ok=False, summary=found.summary(), error=worst)
+            return CheckedCalls(rows=call.problem.rows, ok=False, summary=found.summary(), error=worst)
         else:
             right.append((call, found))
             for t in found.tensors:
@@ -595,10 +595,12 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
     if verified.finite_to:
         lines.append(f"  a row is finite under every schedule up to {', '.join(verified.finite_to)}")
     lines += [f"  not shown: {said}" for said in verified.not_shown]
-    return Checked(rows=plain.problem.rows, ok=True, summary="\n".join(lines), error=error, verified=verified)
+    return CheckedCalls(rows=plain.problem.rows, ok=True, summary="\n".join(lines), error=error, verified=verified)
 
 
-def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site, not_made: Sequence[str]) -> Verified:
+def _verified(
+    right: Sequence[tuple[KernelCall, Verdict]], plain: Verdict, site: VerifiedOn, not_made: Sequence[str]
+) -> Verified:
     """What the right calls are recorded as; `plain` is the verdict on the one with every family of rows."""
     made = [call for call, _ in right]
     seen = tuple(dict.fromkeys(text for _, verdict in right for text in verdict.seen))

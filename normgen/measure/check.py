@@ -12,15 +12,15 @@ from normgen import verify
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import driver_version
-from normgen.cuda.launch import Bound, LoadedModule
+from normgen.cuda.launch import BoundLaunch, LoadedModule
 from normgen.cuda.memory import DeviceBuffer, memset
 from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, few_beside, taken, together
+from normgen.measure.calls import MOST_ELEMENTS, CheckedCalls, KernelCall, calls, few_beside, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
-from normgen.records.verified import GPU, Site
+from normgen.records.verified import GPU, VerifiedOn
 from normgen.verify import Buffer, Effects, Expectation, Outputs, Verdict, effects, family_rows, pick_rows, pick_slabs
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
@@ -96,7 +96,7 @@ def _mirror(host: Buffer, align: int, index: int) -> _Mirror:
 class _Setting:
     """Inputs and poisoned outputs of one call, on a device."""
 
-    def __init__(self, call: Call, *, index: int, seed: int) -> None:
+    def __init__(self, call: KernelCall, *, index: int, seed: int) -> None:
         self.call = call
         self.inputs, self.outputs = call.tensors(seed=seed)
         problem = call.problem
@@ -113,7 +113,7 @@ class _Setting:
         for name in self.outputs.buffers:
             self._mirrors[name].restore(stream)
 
-    def launch(self, bound: Bound, stream: Stream) -> None:
+    def launch(self, bound: BoundLaunch, stream: Stream) -> None:
         """Run the kernel once and wait for it."""
         call, problem, launched = self.call, self.call.problem, self.call.far_rows.launched
         bound.set(
@@ -154,16 +154,16 @@ class DeviceCheck:
     def __init__(self, problem: Problem, facts: Device, *, index: int, seed: int, elements: int = VERIFY_ELEMENTS):
         self.problem = checked_problem(problem, elements)
         self._facts, self._index, self._seed = facts, index, seed
-        self.plain = Call(says="", problem=self.problem, sm_count=facts.sm_count)
+        self.plain = KernelCall(says="", problem=self.problem, sm_count=facts.sm_count)
         self._setting = _Setting(self.plain, index=index, seed=seed)
         self._setting.keep()
         version = ".".join(map(str, driver_version()))
-        self.site = Site(executor=GPU, device=facts.name, version=version)
+        self.site = VerifiedOn(executor=GPU, device=facts.name, version=version)
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
         self._effects: Effects | None = None
         self._shared: dict[tuple[str, int], _Prepared] = {}
 
-    def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
+    def run(self, bound: BoundLaunch, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
         """Launch once on poisoned outputs, then look at every guard byte and as many rows as pay.
 
         `chain` as in `verify.check`.
@@ -174,15 +174,15 @@ class DeviceCheck:
         return expected.check(self._setting.download(None if full else expected.rows))
 
     def run_all(
-        self, loaded: LoadedModule, bound: Bound, stream: Stream, *, scalars: Mapping[str, float] | None = None
-    ) -> Checked:
+        self, loaded: LoadedModule, bound: BoundLaunch, stream: Stream, *, scalars: Mapping[str, float] | None = None
+    ) -> CheckedCalls:
         """The plain call in full, then the others up to the first that is wrong; one more at these `scalars`.
 
         Left out: another order of threads, which the device picks, and rows 2^31 elements apart, 9 GB a tensor.
         Raises DriverError, which names the call, for a kernel that faults.
         """
 
-        def made() -> Iterator[tuple[Call, Verdict | str | None]]:
+        def made() -> Iterator[tuple[KernelCall, Verdict | str | None]]:
             found, verdict = self._plain_effects(), self.run(bound, stream, full=True)
             yield self.plain, replace(verdict, seen=found.seen, unseen=found.unseen)
             for call in calls(self.problem, loaded.module, sm_count=self._facts.sm_count, scalars=scalars):
@@ -202,7 +202,7 @@ class DeviceCheck:
             self._effects = effects(self._expectation(True, None), self._setting.outputs.start)
         return self._effects
 
-    def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
+    def _other(self, call: KernelCall, loaded: LoadedModule, stream: Stream) -> Verdict | str:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
         module = call.on_its_grid(loaded.module)
         prepared = self._prepared(call, module)
@@ -228,7 +228,7 @@ class DeviceCheck:
         verdict = prepared.expected.check(outputs)
         return replace(verdict, call=call.title, seen=prepared.effects.seen, unseen=prepared.effects.unseen)
 
-    def _prepared(self, call: Call, module: Module) -> _Prepared:
+    def _prepared(self, call: KernelCall, module: Module) -> _Prepared:
         """Inputs, reference and effects of a call, once for all kernels that have it.
 
         Of calls with every family of rows the bound is that of any schedule, as in the plain call.
@@ -266,7 +266,7 @@ def check_on_gpu(
     index: int,
     seed: int,
     scalars: Mapping[str, float] | None = None,
-) -> Checked:
+) -> CheckedCalls:
     """Compile, load and check one kernel on GPU `index`, as thoroughly as a finalist of the tuner."""
     require_memory(checked_problem(problem))
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)

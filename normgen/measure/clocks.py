@@ -21,17 +21,17 @@ HARMLESS = ("NONE", "GPU_IDLE")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ClockReading:
     """The SM clock in MHz at one moment, and why it is not higher (names as in NVML, shortened)."""
 
     sm_mhz: int
     reasons: tuple[str, ...] = ()
 
 
-class Watch:
+class ClockWatch:
     """Collects readings and judges them; `read` None: nothing is known, nothing is disturbed."""
 
-    def __init__(self, read: Callable[[], Reading] | None, *, absent: str = "") -> None:
+    def __init__(self, read: Callable[[], ClockReading] | None, *, absent: str = "") -> None:
         self._read = read
         self._absent = absent
         self._best_mhz = 0
@@ -40,7 +40,7 @@ class Watch:
         self._clear()
 
     @classmethod
-    def of_device(cls, pci_bus_id: str) -> Watch:
+    def of_device(cls, pci_bus_id: str) -> ClockWatch:
         """A watch on a GPU; without NVML it says so in its summary."""
         try:
             return cls(nvml_reader(pci_bus_id))
@@ -72,7 +72,7 @@ class Watch:
         self._clear()
         return summary
 
-    def _judge(self, reading: Reading) -> str:
+    def _judge(self, reading: ClockReading) -> str:
         harmful = [reason for reason in reading.reasons if reason in HARMFUL]
         if harmful:
             return ", ".join(harmful)
@@ -92,7 +92,7 @@ class Watch:
         self._disturbed = 0
 
 
-def nvml_reader(pci_bus_id: str) -> Callable[[], Reading]:
+def nvml_reader(pci_bus_id: str) -> Callable[[], ClockReading]:
     """Readings of the GPU at a PCI address. Raises whatever NVML or its absence raises."""
     from cuda.bindings import nvml
 
@@ -101,10 +101,10 @@ def nvml_reader(pci_bus_id: str) -> Callable[[], Reading]:
     sm = nvml.ClockType.CLOCK_SM
     names = {int(reason): _short(reason.name) for reason in nvml.ClocksEventReasons}
 
-    def read() -> Reading:
+    def read() -> ClockReading:
         mask = int(nvml.device_get_current_clocks_event_reasons(handle))
         reasons = tuple(name for bit, name in names.items() if bit and mask & bit == bit)
-        return Reading(sm_mhz=int(nvml.device_get_clock_info(handle, sm)), reasons=reasons)
+        return ClockReading(sm_mhz=int(nvml.device_get_clock_info(handle, sm)), reasons=reasons)
 
     read()
     return read

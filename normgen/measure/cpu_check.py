@@ -14,10 +14,10 @@ from normgen.cpu import Program, build, find_compiler
 from normgen.cpu.compiler import require_compiler
 from normgen.cpu.program import TOGETHER
 from normgen.errors import UsageError
-from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, few_beside, taken, together
+from normgen.measure.calls import MOST_ELEMENTS, CheckedCalls, KernelCall, calls, few_beside, taken, together
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
-from normgen.records.verified import CPU, Site
+from normgen.records.verified import CPU, VerifiedOn
 from normgen.verify import Verdict, effects, families_of, family_rows
 
 CPU_ELEMENTS = 1 << 15
@@ -48,7 +48,7 @@ def longest_s(problem: Problem) -> float:
     return EXECUTOR_S * sum(call.elements for call in _plain_calls(problem))
 
 
-def _require_memory(plain: list[Call]) -> None:
+def _require_memory(plain: list[KernelCall]) -> None:
     require_memory(max(plain, key=lambda call: call.elements).problem, addresses=FIBER_ADDRESSES)
 
 
@@ -60,7 +60,7 @@ def check_on_cpu(
     most_elements: int = MOST_ELEMENTS,
     is_over: Callable[[], bool] = lambda: False,
     scalars: Mapping[str, float] | None = None,
-) -> Checked:
+) -> CheckedCalls:
     """Build the module's text and run it on the CPU: numerics, and every fault the executor knows.
 
     The number of rows is a run-time argument of the kernel, so a large problem is checked with fewer rows, enough
@@ -77,7 +77,7 @@ def check_on_cpu(
     plain = _plain_calls(problem)
     program = build(module)
 
-    def run(call: Call) -> Verdict | str | None:
+    def run(call: KernelCall) -> Verdict | str | None:
         chain = module.chain if call.problem.cols == problem.cols else 0
         try:
             is_made = not call.says or (call.elements <= most_elements and not is_over())
@@ -90,7 +90,7 @@ def check_on_cpu(
     others = calls(problem, module, sm_count=_sm_count(module), scalars=scalars)
     made = ((call, run(call)) for call in (*plain, *others))
     compiler = require_compiler().version
-    return together(made, Site(executor=CPU, device=platform.machine(), version=compiler))
+    return together(made, VerifiedOn(executor=CPU, device=platform.machine(), version=compiler))
 
 
 def _sm_count(module: Module) -> int:
@@ -104,7 +104,7 @@ def _sm_count(module: Module) -> int:
     return -(-groups * launch.parts // launch.persistent)
 
 
-def _plain_calls(problem: Problem) -> list[Call]:
+def _plain_calls(problem: Problem) -> list[KernelCall]:
     problem = few_beside(problem)
     every = min(family_rows(problem), max(1, LONG_ELEMENTS // problem.cols))
     enough = max(every, CPU_ELEMENTS // problem.cols)
@@ -112,10 +112,10 @@ def _plain_calls(problem: Problem) -> list[Call]:
     # Rows of a large mean first: they are as different as normal ones, and tell how a variance is computed.
     fitting = sorted(families_of(problem), key=lambda name: name != "large_mean")
     families = tuple(fitting[:every]) if every < len(fitting) else None
-    return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS, families=families) for n in counts]
+    return [KernelCall(says="", problem=problem.with_rows(n), sm_count=CPU_SMS, families=families) for n in counts]
 
 
-def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
+def _run(program: Program, call: KernelCall, seed: int, chain: int) -> Verdict | str:
     """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
     problem, module = call.problem, call.on_its_grid(program.module)
     inputs, outputs = call.tensors(seed=seed)

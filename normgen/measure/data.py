@@ -8,7 +8,7 @@ import numpy as np
 
 from normgen import verify
 from normgen.cuda.memory import DeviceBuffer, copy
-from normgen.measure.replays import Layout, extent, main_input
+from normgen.measure.replays import SetLayout, extent, main_input
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify import Inputs
@@ -38,7 +38,7 @@ def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
     return inputs
 
 
-def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, index: int) -> list[DeviceBuffer]:
+def filled_sets(inputs: Inputs, problem: Problem, place: SetLayout, *, count: int, index: int) -> list[DeviceBuffer]:
     """`count` sets with the same random numbers, each in its own memory. Zeros would run faster than data.
 
     What a kernel overwrites in place is what it reads the next time; only a main input is written anew by P.

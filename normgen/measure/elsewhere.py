@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure import timing
 from normgen.measure.chains.matmul import too_long
-from normgen.measure.judge import Fault, Found, Judge
+from normgen.measure.judge import Eliminated, Found, Judge
 from normgen.measure.protocol import BASE, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Confirmation, Policy, Series
 from normgen.records import statistics
@@ -45,7 +45,7 @@ class Elsewhere(Generic[E]):
     refused: str = ""
 
 
-class Trial(Generic[E]):
+class FinalistTrial(Generic[E]):
     """Tries the finalists of one confirmation; one that faults is left out from then on."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Trial(Generic[E]):
         place: Place,
         policy: Policy,
         seed: int,
-        dropped: Callable[[str, Fault], bool],
+        dropped: Callable[[str, Eliminated], bool],
     ) -> None:
         self._judge, self._bench = judge, judge.bench
         self._left, self._confirmation, self._default = list(finalists), confirmation, default

@@ -26,7 +26,7 @@ from normgen.measure.chains.ends import Loaded
 from normgen.measure.chains.kernels import VECTOR_BYTES, module_of
 from normgen.measure.chains.works import Work, works_of
 from normgen.measure.check import VERIFY_ELEMENTS, DeviceCheck
-from normgen.measure.clocks import Watch
+from normgen.measure.clocks import ClockWatch
 from normgen.measure.data import fill, filled_sets, sample_inputs, zeros
 from normgen.measure.faults import DeviceLostError, KernelFaultError
 from normgen.measure.protocol import BASE, BASE_AGAIN, ROOF_PREFIX, Check, twin_name, twins_of
@@ -122,7 +122,7 @@ class GpuBench:
         self._reader: Loaded | None = None
         self._flusher: Callable[[], None] | None = self._make_flusher() if self.plan.flushed else None
         self._best_us: float | None = None
-        self._watch = Watch.of_device(pci_bus_id(index))
+        self._watch = ClockWatch.of_device(pci_bus_id(index))
         self.bases: Sequence[str] = ()
         if place.context is not Context.ALONE:
             self._replays[BASE] = self._replays[BASE_AGAIN] = self._base(place.context)

@@ -49,7 +49,7 @@ class Passed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Eliminated:
     """It is out, and why."""
 
     outcome: Outcome
@@ -77,7 +77,7 @@ def bench_at(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roof:
+class RoofCosts:
     """What the roofs cost by name, and what the chain takes without a kernel (None alone), in one run.
 
     That of the products is no kernel's: it follows from the device.
@@ -125,7 +125,7 @@ class Judge:
     def roofs(self) -> tuple[str, ...]:
         return tuple(self.bench.roofs) if self._chosen is None else self._chosen
 
-    def choose_roofs(self, *, samples: int, seed: int) -> Roof:
+    def choose_roofs(self, *, samples: int, seed: int) -> RoofCosts:
         """Race the roofs by themselves: from now on the best variant of each family takes part."""
         series, _ = self.race([], samples=samples, seed=seed)
         best: dict[str, str] = {}
@@ -135,7 +135,7 @@ class Judge:
         figures = timing.figures_of(series, self._chosen, self.bench.bases)
         return self._roof(figures, timing.chain_times(series, self.bench.bases))
 
-    def roof_in(self, confirmation: Confirmation) -> Roof:
+    def roof_in(self, confirmation: Confirmation) -> RoofCosts:
         """What the roofs cost in the run of a confirmation."""
         costs = {key: price.median for key, price in confirmation.prices.items()}
         costs = costs or {key: times.median for key, times in confirmation.times.items()}
@@ -143,7 +143,7 @@ class Judge:
 
     def admit(
         self, entrant: Entrant, *, full: bool = False, warm: bool = False, make: Callable[[], object] | None = None
-    ) -> Passed | Fault:
+    ) -> Passed | Eliminated:
         """Load, unless that was done, and check. What fails is unloaded: it is never timed.
 
         warm   also warm up, so that what cannot be replayed is out before the race
@@ -164,17 +164,17 @@ class Judge:
         except DeviceLostError:
             raise
         except KernelFaultError as fault:
-            found = Fault(outcome=fault.outcome, reason=str(fault))
+            found = Eliminated(outcome=fault.outcome, reason=str(fault))
         except NormgenError as error:
-            found = Fault(outcome=Outcome.LAUNCH_ERROR, reason=str(error))
+            found = Eliminated(outcome=Outcome.LAUNCH_ERROR, reason=str(error))
         else:
             if check.ok:
                 return Passed(error=check.error, verified=check.verified)
-            found = Fault(outcome=Outcome.WRONG_RESULT, reason=check.summary, error=check.error)
+            found = Eliminated(outcome=Outcome.WRONG_RESULT, reason=check.summary, error=check.error)
         self.forget([entrant.key])
         return found
 
-    def race(self, keys: Sequence[str], *, samples: int, seed: int) -> tuple[Series, dict[str, Fault]]:
+    def race(self, keys: Sequence[str], *, samples: int, seed: int) -> tuple[Series, dict[str, Eliminated]]:
         """One interleaved race of the admitted keys, the roofs and the chain without a kernel; and who faulted.
 
         Raises DeviceLostError when a roof cannot be timed.
@@ -190,19 +190,19 @@ class Judge:
         keys: Sequence[str],
         run: Callable[[list[str]], Found],
         *,
-        dropped: Callable[[str, Fault], bool] = lambda *_: False,
-    ) -> tuple[Found, dict[str, Fault]]:
+        dropped: Callable[[str, Eliminated], bool] = lambda *_: False,
+    ) -> tuple[Found, dict[str, Eliminated]]:
         """What `run` finds for the keys, and the fault of each that is out: the others run again without it.
 
         dropped   is told of each fault; true: the run can do without what faulted although it is none of the keys
         Raises DeviceLostError when something else faults: a roof, a reference.
         """
-        out: dict[str, Fault] = {}
+        out: dict[str, Eliminated] = {}
         while True:
             try:
                 return run([key for key in keys if key not in out]), out
             except KernelFaultError as error:
-                fault = Fault(outcome=error.outcome, reason=str(error))
+                fault = Eliminated(outcome=error.outcome, reason=str(error))
                 self.forget([error.key])
                 if not dropped(error.key, fault) and (error.key not in keys or error.key in out):
                     rule = "a roof, or a reference, must stay usable"
@@ -216,6 +216,6 @@ class Judge:
             self.bench.unload(key)
             self.loaded.remove(key)
 
-    def _roof(self, figures: Mapping[str, float], chain: Times | None) -> Roof:
+    def _roof(self, figures: Mapping[str, float], chain: Times | None) -> RoofCosts:
         families = {roof_family(key): us for key, us in figures.items()}
-        return Roof(roofs_us=families | self._arithmetic, chain=chain)
+        return RoofCosts(roofs_us=families | self._arithmetic, chain=chain)

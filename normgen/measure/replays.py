@@ -22,7 +22,7 @@ HOT_SHARE = 0.4  # of the L2 that a hot chain may fill: 24 MiB of an H200's 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """Buffer sets of a problem for one place.
 
     sets      a launch uses set i % sets
@@ -48,7 +48,9 @@ class Plan:
         return max(min(wanted, MAX_LAUNCHES), self.sets)
 
 
-def plan_of(kernel_bytes: int, chain_bytes: int, *, l2_bytes: int, place: Place, replay_us: float = REPLAY_US) -> Plan:
+def plan_of(
+    kernel_bytes: int, chain_bytes: int, *, l2_bytes: int, place: Place, replay_us: float = REPLAY_US
+) -> ReplayPlan:
     """The plan for sets of which a kernel moves `kernel_bytes` and its whole chain `chain_bytes`.
 
     Hot: as few as stay in the L2, one where a single one does not. Else what the kernels of a round move is more than
@@ -57,10 +59,10 @@ def plan_of(kernel_bytes: int, chain_bytes: int, *, l2_bytes: int, place: Place,
     if place.setting is Setting.HOT:
         room = int(HOT_SHARE * l2_bytes)
         fitting = min(HOT_SETS, room // max(chain_bytes, 1))
-        return Plan(sets=max(1, fitting), flushed=False, replay_us=replay_us, spills=fitting == 0)
+        return ReplayPlan(sets=max(1, fitting), flushed=False, replay_us=replay_us, spills=fitting == 0)
     needed = ROUND_OVER_L2 * l2_bytes // max(kernel_bytes, 1) + 1
     flushed = needed > MAX_LAUNCHES
-    return Plan(sets=min(needed, MAX_LAUNCHES), flushed=flushed, replay_us=replay_us)
+    return ReplayPlan(sets=min(needed, MAX_LAUNCHES), flushed=flushed, replay_us=replay_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SetLayout:
     """What lies in a set: the tensors, what is written first, what nobody reads last; then what P copies from, and cold
     its target.
 
@@ -114,7 +116,7 @@ def extent(tensor: TensorUse, problem: Problem) -> int:
     return count * tensor.dtype.bytes
 
 
-def layout(problem: Problem, place: Place) -> Layout:
+def layout(problem: Problem, place: Place) -> SetLayout:
     """Where the tensors of a set lie, and what P needs.
 
     Tensors start on multiples of 256 as an allocator hands them out; in a problem that promises less than 16
@@ -151,7 +153,7 @@ def layout(problem: Problem, place: Place) -> Layout:
         if place.setting is Setting.COLD:
             target = Slot(start=at, bytes=source.bytes)
             at += target.bytes
-    return Layout(
+    return SetLayout(
         offsets={t.name: slots[t.name].start + shift(t) for t in problem.tensors},
         slots=slots,
         source=source,

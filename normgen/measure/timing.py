@@ -46,7 +46,7 @@ class Timer(Protocol):
 
 
 @runtime_checkable
-class Watched(Protocol):
+class WatchedTimer(Protocol):
     """A timer that knows about its device's clock."""
 
     def disturbance(self) -> str:
@@ -144,7 +144,7 @@ def race(
     for key in live:
         timer.warm_up(key)
     redo = int(REDO_SHARE * samples)
-    if isinstance(timer, Watched):
+    if isinstance(timer, WatchedTimer):
         timer.disturbance()  # what was before the first round is nobody's
     for round_number in range(samples):
         taken, redo = _round(timer, live, shuffle, redo)
@@ -162,7 +162,7 @@ def _round(timer: Timer, live: Sequence[str], shuffle: random.Random, redo: int)
         order = list(live)
         shuffle.shuffle(order)
         taken = {key: timer.sample(key) for key in order}
-        if not isinstance(timer, Watched) or not timer.disturbance() or redo == 0:
+        if not isinstance(timer, WatchedTimer) or not timer.disturbance() or redo == 0:
             return taken, redo
         redo -= 1
 

@@ -68,7 +68,7 @@ class Reach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expectation:
+class TensorNeeds:
     """What the kernel needs of one tensor.
 
     width        elements of a row: columns, or groups of them, or inner; 1 where a row has one value
@@ -339,11 +339,11 @@ def device_name(device: int) -> str:
     return "the CPU" if device == ON_CPU else f"GPU {device}"
 
 
-def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[str, Expectation]:
+def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[str, TensorNeeds]:
     """What a kernel needs of each of its tensors, by name."""
     with_pitch = {p.key for kernel in module.kernels for p in kernel.params if p.source is Source.PITCH}
     return {
-        tensor.name: Expectation(
+        tensor.name: TensorNeeds(
             tensor=tensor,
             width=tensor.width(problem.sizes),
             pitch=problem.pitch_of(tensor),

@@ -97,7 +97,7 @@ class HostMemory:
 
 
 class BoundProgram:
-    """One set of arguments of a built module: as `normgen.cuda.launch.Bound`, but a launch runs to its end.
+    """One set of arguments of a built module: as `normgen.cuda.launch.BoundLaunch`, but a launch runs to its end.
 
     Each launch takes blocks and threads in another order, as a GPU may; the first in the order of their indices.
     """

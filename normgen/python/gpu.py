@@ -17,7 +17,7 @@ from normgen.cuda.captured import capture_on, workspace_of
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin
 from normgen.cuda.driver import OnDevice, check, context_of, device_facts, driver
-from normgen.cuda.launch import Bound, interned
+from normgen.cuda.launch import BoundLaunch, interned
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import stream_handle, wait_for_stream
 from normgen.dtypes import BF16, DType
@@ -39,7 +39,7 @@ class Gpu:
         self.use = partial(OnDevice, index)
         self.captured_workspace = partial(workspace_of, device=index)
 
-    def bind(self, _problem: Problem, module: Module, cubin: Cubin | None) -> Bound:
+    def bind(self, _problem: Problem, module: Module, cubin: Cubin | None) -> BoundLaunch:
         """The module's kernels, loaded; compiled first if they are not."""
         compiled = cubin or compile_module(module, self.facts.arch, cache=CubinCache())
         return interned(module, compiled, device=self.index).bind()

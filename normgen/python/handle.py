@@ -20,6 +20,7 @@ from normgen.cuda.arrays import ON_CPU
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.export.cubins import Cubins, read_cubins
+from normgen.knobs import ColumnWay, Hold
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, along_axis, sizes_of
 from normgen.problem.question import Asked, whole
@@ -31,7 +32,6 @@ from normgen.records.questions import tune_command
 from normgen.records.record import Record
 from normgen.records.winners import lookup, spec_path
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule
@@ -252,7 +252,7 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
     yield loose, default_schedule(loose, facts)
     if loose.inner or loose.col_stride > 1:  # its tiles, or rows side by side, come element by element
         return
-    plain = Schedule(vector=1, hold=Hold.RELOAD, columns=Columns.ATOMIC if problem.sums_rows else Schedule().columns)
+    plain = Schedule(vector=1, hold=Hold.RELOAD, columns=ColumnWay.ATOMIC if problem.sums_rows else Schedule().columns)
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         beside = 1 if problem.deterministic else max(1, 128 // threads)
         schedule = replace(plain, threads_per_row=threads, rows_per_block=beside)

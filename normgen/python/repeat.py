@@ -32,7 +32,7 @@ Refused = Callable[[int, int], object]
 
 @runtime_checkable
 class Launchable(Protocol):
-    """One set of arguments of loaded kernels (`normgen.cuda.launch.Bound`): what a launch of them is made of."""
+    """One set of arguments of loaded kernels (`normgen.cuda.launch.BoundLaunch`): what a launch of them is made of."""
 
     def launches(self) -> Iterable[tuple[int, int, int, int, int, tuple[Param, ...]]]:
         """Of each kernel: function, threads, cluster, shared bytes, how it starts, parameters."""

@@ -21,7 +21,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class CacheFolder:
     """One folder of the cache; `damaged` files were set aside and are read by nobody."""
 
     name: str
@@ -34,7 +34,7 @@ class Kind:
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
     path: Path
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CacheFolder, ...]
 
     def as_dict(self) -> dict[str, Any]:
         kinds = {k.name: {"files": k.files, "bytes": k.bytes, "damaged": k.damaged} for k in self.kinds}
@@ -59,7 +59,9 @@ def inspect(root: Path | None = None) -> Inspection:
     for name, what in KINDS.items():
         files = list(_files(folder / name))
         damaged = sum(path.name.endswith(".damaged") for path, _ in files)
-        kinds.append(Kind(name=name, what=what, files=len(files), bytes=sum(n for _, n in files), damaged=damaged))
+        kinds.append(
+            CacheFolder(name=name, what=what, files=len(files), bytes=sum(n for _, n in files), damaged=damaged)
+        )
     return Inspection(path=folder, kinds=tuple(kinds))
 
 

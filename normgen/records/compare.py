@@ -40,7 +40,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RecordComparison:
     pairs: tuple[Pair, ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
@@ -58,7 +58,7 @@ class Comparison:
         return {**counts, **only, "problems": plain(self.pairs)}
 
 
-def compare_files(before: Path, after: Path) -> Comparison:
+def compare_files(before: Path, after: Path) -> RecordComparison:
     """Errors: UsageError for a file without usable records, or two files that share no problem."""
     first, second = _best(read_results(before), before), _best(read_results(after), after)
     shared = [key for key in first if key in second]
@@ -66,7 +66,7 @@ def compare_files(before: Path, after: Path) -> Comparison:
         received = f"{len(first)} problems in {before}, {len(second)} in {after}"
         hint = "operation, shape, dtypes, layout, place and GPU model must agree"
         raise UsageError("the files share no problem", received=received, hint=hint)
-    return Comparison(
+    return RecordComparison(
         pairs=tuple(judge(key, first[key], second[key]) for key in shared),
         only_before=tuple(key for key in first if key not in second),
         only_after=tuple(key for key in second if key not in first),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from normgen.records.record import Outcome, Record
-from normgen.records.results import Results
+from normgen.records.results import KeptResults
 from normgen.schedule.schedule import Schedule
 
 UNREACHED = "within the time of the run"  # how the reason of a candidate ends that nobody tried
 
 
-class Memory:
+class KnownAnswers:
     """Answers for schedules. Own records come first: they stand in the run's file already."""
 
-    def __init__(self, *, own: Iterable[Record] = (), results: Results | None = None, reuse: bool = True) -> None:
+    def __init__(self, *, own: Iterable[Record] = (), results: KeptResults | None = None, reuse: bool = True) -> None:
         self._own = {r.schedule: r for r in own if not _is_unreached(r)}
         self.results = results  # new ones are kept there, whether or not old ones are taken from there
         self._known = results if reuse else None

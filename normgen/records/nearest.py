@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from normgen.cost.model import predicted_us
 from normgen.device import Device
+from normgen.knobs import KNOBS, Division, RowOrder, Statistics, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.problem.question import Question
 from normgen.program.classes import ProgramClass, class_of
@@ -35,7 +36,6 @@ from normgen.records.questions import why_other
 from normgen.records.record import Record
 from normgen.schedule.cutting import at_most
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
 from normgen.schedule.plan import idle_lanes
 from normgen.schedule.policy import (
@@ -209,7 +209,7 @@ def _fitted_rows(record: Record, problem: Problem, device: Device) -> Schedule |
     # Whether leaving statistics out pays was found at the record's shape alone.
     own = replace(searched_today(record.schedule, problem), statistics=Statistics.NULLABLE)
     if leaves_rounding(problem, own):  # what that saves was found there alone as well
-        own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
+        own = replace(own, variance=VarianceMethod.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
     is_large = wants_last_first(problem, device)
@@ -231,7 +231,7 @@ def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
     Older records hold sum_of_squares, which loses rows that 16-bit types can hold.
     """
     searched = problem.searched_knobs.get("variance", DEFAULT_KNOBS["variance"])
-    return schedule if schedule.variance in searched else replace(schedule, variance=Variance.TWO_PASS)
+    return schedule if schedule.variance in searched else replace(schedule, variance=VarianceMethod.TWO_PASS)
 
 
 def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:

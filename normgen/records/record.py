@@ -41,7 +41,7 @@ from typing import Any
 from normgen.device import TARGETS, device_from
 from normgen.errors import NormgenError
 from normgen.files.decoded import parse_json
-from normgen.files.names import Part, name_part
+from normgen.files.names import NamePart, name_part
 from normgen.files.plain import BESIDE, fields_of, rounded
 from normgen.problem.question import Question
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
@@ -212,7 +212,7 @@ def from_dict(data: Any) -> Record:
     if not missing and "cache" in data:
         raise ValueError("the line has context and setting, and cache, which stood for both")
     try:
-        name_part(Part.OP, data["op"])
+        name_part(NamePart.OP, data["op"])
         if data["device"]:
             device_from(data["device"])
         schedule = schedule_from(data["schedule"])

@@ -72,7 +72,7 @@ def results_path(problem: Question, device: Device, root: Path | None = None) ->
     return results_folder(root) / gpu_slug(device) / name
 
 
-class Results:
+class KeptResults:
     """One problem's results on one GPU model, read as other processes append to them.
 
     A file that cannot be written is reported once, and the run goes on without it.

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class VerifiedOn:
     """What ran the kernel.
 
     executor  gpu | cpu
@@ -70,7 +70,7 @@ class Verified:
     unseen     those that were tried and change no element, and what has no other value at which rows are finite
     """
 
-    site: Site
+    site: VerifiedOn
     calls: int
     rows: tuple[int, ...]
     cols: tuple[int, ...]
@@ -115,14 +115,14 @@ class Verified:
     def of(data: Mapping[str, Any]) -> Verified:
         """Of the plain values that `schema.json` allows."""
         plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
-        site = Site(**{name: plain.pop(name) for name in ("executor", "device", "version")})
+        site = VerifiedOn(**{name: plain.pop(name) for name in ("executor", "device", "version")})
         return Verified(site=site, **plain)
 
 
 def told(found: Iterable[Verified | None]) -> list[str]:
     """What is known of some kernels, a line for each site; in a line of its own how many records do not say."""
     every = list(found)
-    by_site: dict[Site, list[Verified]] = {}
+    by_site: dict[VerifiedOn, list[Verified]] = {}
     for one in every:
         if one is not None:
             by_site.setdefault(one.site, []).append(one)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError, needed
-from normgen.files.names import Part, name_part
+from normgen.files.names import NamePart, name_part
 from normgen.files.private import write_atomically
 from normgen.files.shipped import shipped
 from normgen.pipeline import answered
@@ -77,7 +77,7 @@ def spec_path(given: Given, spec: Spec) -> str:
     if is_built_in(spec):
         return spec.name
     folder = state_folder() / "specs"
-    path = folder / f"{name_part(Part.OP, spec.name)}_{spec.sha256[:12]}.toml"
+    path = folder / f"{name_part(NamePart.OP, spec.name)}_{spec.sha256[:12]}.toml"
     with needs_state():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, spec.text)
@@ -109,7 +109,7 @@ def gpu_slug(device: Device) -> str:
     for name, known in TARGETS.items():
         if known.name == device.name:
             return name
-    return name_part(Part.GPU, device.name)
+    return name_part(NamePart.GPU, device.name)
 
 
 def read(path: Path) -> Reading:

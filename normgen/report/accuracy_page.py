@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from normgen.bench.accuracy.cells import COLUMN_VALUES, LARGEST_PAYS, RMS_PAYS, Compared, Error, Measured
+from normgen.bench.accuracy.cells import COLUMN_VALUES, LARGEST_PAYS, RMS_PAYS, Compared, Error, MeasuredCell
 from normgen.bench.accuracy.table import Table
 
 _HEAD = """\
@@ -64,14 +64,14 @@ def _marked(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _groups(cells: Sequence[Measured]) -> Iterator[list[Measured]]:
-    def key(measured: Measured) -> tuple[str, str, str]:
+def _groups(cells: Sequence[MeasuredCell]) -> Iterator[list[MeasuredCell]]:
+    def key(measured: MeasuredCell) -> tuple[str, str, str]:
         return measured.cell.op, measured.cell.direction, measured.cell.dtype
 
     return (list(group) for _, group in groupby(sorted(cells, key=key), key))
 
 
-def _sections(group: list[Measured]) -> Iterator[str]:
+def _sections(group: list[MeasuredCell]) -> Iterator[str]:
     cell = group[0].cell
     by_place = {(m.cell.family, m.cell.cols): m for m in group}
     sizes = {m.cell.cols: m.cell.rows for m in sorted(group, key=lambda m: m.cell.cols)}

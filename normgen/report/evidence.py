@@ -81,7 +81,7 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class EvidenceFile:
     """A file that was read, and the lines of it that are no records."""
 
     path: str
@@ -95,7 +95,7 @@ class Evidence:
 
     series: tuple[Series, ...]
     finals: tuple[Record, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[EvidenceFile, ...]
     benches: tuple[Results, ...] = ()
 
 
@@ -111,17 +111,17 @@ def gather(files: Sequence[Path]) -> Evidence:
         raise NothingValidError("there is no record to report", received=str(state_folder()), hint=hint)
     series: list[Series] = []
     finals: list[Record] = []
-    sources: list[Source] = []
+    sources: list[EvidenceFile] = []
     benches: list[Results] = []
     for path in chosen:
         if is_bench(path):
             benches.append(read(Results, path))
-            sources.append(Source(path=str(path), found=len(benches[-1].entries)))
+            sources.append(EvidenceFile(path=str(path), found=len(benches[-1].entries)))
             continue
         if is_sweep(path):
             swept = series_of_sweep(read_sweep(path), source=str(path))
             series.append(swept)
-            sources.append(Source(path=str(path), found=len(swept.trials)))
+            sources.append(EvidenceFile(path=str(path), found=len(swept.trials)))
             continue
         reading = read_records(path)
         if files and not reading.records:
@@ -132,7 +132,7 @@ def gather(files: Sequence[Path]) -> Evidence:
         finals += [r for r in reading.records if is_final(r)]
         series += series_of(candidates, source=str(path))
         damaged = tuple(str(line) for line in reading.damaged)
-        sources.append(Source(path=str(path), found=len(reading.records), damaged=damaged))
+        sources.append(EvidenceFile(path=str(path), found=len(reading.records), damaged=damaged))
     unique = tuple({r.line(): r for r in finals}.values())
     return Evidence(
         series=tuple(_with_default(s, unique) for s in series),

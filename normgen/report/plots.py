@@ -30,7 +30,7 @@ STYLE = {
 }
 
 
-class Looks:
+class PlotStyle:
     """A colour for each op, direction, dtype and place, the same in every plot; a dash for each run of one.
 
     No colour stands for two of them: the eight with most points have one, the others are grey.
@@ -57,7 +57,7 @@ def draw(evidence: Evidence, folder: Path) -> tuple[Path, ...]:
     figure_of = _matplotlib()
     labelled = list(zip(labels_of(evidence.series), evidence.series, strict=True))
     measured = [(label, s) for label, s in labelled if s.timed]
-    looks = Looks(evidence)
+    looks = PlotStyle(evidence)
     searches = [(label, s) for label, s in measured if s.kind == SEARCH]
     drawings = (
         ("search_progress.png", _progress(figure_of, searches, looks)),
@@ -93,7 +93,7 @@ def _matplotlib() -> Any:
     return figure_of
 
 
-def _progress(figure_of: Any, runs: Sequence[tuple[str, Series]], looks: Looks) -> Any:
+def _progress(figure_of: Any, runs: Sequence[tuple[str, Series]], looks: PlotStyle) -> Any:
     """Best-so-far relative to the run's best against evaluations; failures as crosses in lanes below."""
     if not runs:
         return None
@@ -118,7 +118,7 @@ def _progress(figure_of: Any, runs: Sequence[tuple[str, Series]], looks: Looks) 
     return figure
 
 
-def _roof(figure_of: Any, lines: Sequence[RoofLine], looks: Looks) -> Any:
+def _roof(figure_of: Any, lines: Sequence[RoofLine], looks: PlotStyle) -> Any:
     """% of roofline over cols, one line per op, direction, dtype, place and device."""
     if not lines:
         return None

@@ -19,6 +19,7 @@ from normgen.bench.rounds import Rounds, between
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
+from normgen.knobs import TABLE
 from normgen.ladder.climb import Climb, shipped_climbs
 from normgen.ladder.kernels import own_text
 from normgen.ladder.page import FOLDER, index
@@ -38,7 +39,6 @@ from normgen.report.picture import dots_of, svg
 from normgen.report.proof import varied_part
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import TABLE
 from normgen.spec.reader import list_specs, load
 from normgen.text.words import WORDS
 from normgen.trials.file import read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from normgen.studies.replay import EVALUATIONS, Landscape, Report
+from normgen.studies.replay import EVALUATIONS, Landscape, ReplayReport
 from normgen.studies.sweep_file import Sweep
 
 _HEAD = """\
@@ -28,14 +28,14 @@ Written by `{command}`; not edited by hand.
 """
 
 
-def search_page(found: Sequence[tuple[Path, Sweep, Landscape, Sequence[Report]]], *, seeds: int) -> str:
+def search_page(found: Sequence[tuple[Path, Sweep, Landscape, Sequence[ReplayReport]]], *, seeds: int) -> str:
     """The page of some sweeps and their reports, in the order given."""
     files = " ".join(path.as_posix() for path, *_ in found)
     command = f"normgen replay {files} --seeds {seeds} --page docs/search.md"
     return "\n".join([_HEAD.format(seeds=seeds, command=command), *(_section(*one) for one in found)])
 
 
-def _section(path: Path, sweep: Sweep, land: Landscape, reports: Sequence[Report]) -> str:
+def _section(path: Path, sweep: Sweep, land: Landscape, reports: Sequence[ReplayReport]) -> str:
     key = sweep.problem
     dtypes = "/".join(dict.fromkeys(key["dtypes"].values()))
     title = f"{key['op']} {key['direction']} {key['rows']}x{key['cols']} {dtypes} {sweep.place}"
@@ -46,7 +46,7 @@ def _section(path: Path, sweep: Sweep, land: Landscape, reports: Sequence[Report
     return f"## {title}\n\n{facts}{roof}.\n\n{_table(reports)}"
 
 
-def _table(reports: Sequence[Report]) -> str:
+def _table(reports: Sequence[ReplayReport]) -> str:
     lines = ["| strategy | seed | " + " | ".join(map(str, EVALUATIONS)) + " |"]
     lines.append("| --- | --- |" + " ---: |" * len(EVALUATIONS))
     for report in reports:

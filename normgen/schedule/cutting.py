@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 
 from normgen.device import Device
+from normgen.knobs import KNOBS, Edges, Hold
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS, Edges, Hold
 from normgen.schedule.plan import WARP, held_bytes_per_thread, idle_lanes, steps_per_lane
 from normgen.schedule.policy import are_few, leave_room
 from normgen.schedule.schedule import Schedule

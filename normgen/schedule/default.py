@@ -7,14 +7,9 @@ from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
-from normgen.problem.problem import Problem
-from normgen.program.classes import ProgramClass, class_of
-from normgen.program.rewrites.reductions import applicable
-from normgen.program.source import written_program
-from normgen.schedule.cutting import PLAIN
-from normgen.schedule.knobs import (
-    Arithmetic,
-    Columns,
+from normgen.knobs import (
+    ArithmeticMode,
+    ColumnWay,
     Copy,
     Division,
     Edges,
@@ -22,9 +17,14 @@ from normgen.schedule.knobs import (
     Keep,
     ReduceWith,
     RowOrder,
-    Softmax,
-    Variance,
+    SoftmaxMethod,
+    VarianceMethod,
 )
+from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
+from normgen.program.rewrites.reductions import applicable
+from normgen.program.source import written_program
+from normgen.schedule.cutting import PLAIN
 from normgen.schedule.lanes.space import default_of_lanes, fallbacks_of_lanes
 from normgen.schedule.legality import (
     finds_pairs,
@@ -56,16 +56,16 @@ def _default_of_rows(problem: Problem, device: Device) -> Schedule:
     """Rows wait in registers, in as few blocks as hold them, else in shared memory, else they are read again; one block
     owns several short rows. Many long rows go to shared memory first: see `ways`.
     """
-    arithmetic = Arithmetic.APPROXIMATE if is_approximate(problem) else Arithmetic.EXACT
+    arithmetic = ArithmeticMode.APPROXIMATE if is_approximate(problem) else ArithmeticMode.EXACT
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
     long = problem.row_bytes >= 16384
     known = applicable(written_program(problem))
-    online = [Softmax.ONLINE] if long and has_softmax(problem) else []
+    online = [SoftmaxMethod.ONLINE] if long and has_softmax(problem) else []
     few = are_few(problem, device) and not problem.any_cols
-    looks_once = [Variance.GUARDED] if look_once(problem, device) else []
-    looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
+    looks_once = [VarianceMethod.GUARDED] if look_once(problem, device) else []
+    looks_twice = [v for v in (VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS) if v in known["variance"]]
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
-    softmaxes, orders = [*online, Softmax.TWO_PASS], [*last_first, RowOrder.ASCENDING]
+    softmaxes, orders = [*online, SoftmaxMethod.TWO_PASS], [*last_first, RowOrder.ASCENDING]
     reasons: list[str] = []
     for cut in ways(problem, device):
         is_short = (few and _chains_pay(problem, cut)) or finds_pairs(problem, cut)
@@ -75,7 +75,7 @@ def _default_of_rows(problem: Problem, device: Device) -> Schedule:
         for tree, variance, softmax, order in itertools.product(
             (*trees, cut.reduce_with), variances, softmaxes, orders
         ):
-            if variance is Variance.GUARDED and cut.keep is Keep.VALUES:
+            if variance is VarianceMethod.GUARDED and cut.keep is Keep.VALUES:
                 continue  # what such a thread keeps is what two passes share
             found = cut.varied(reduce_with=tree, variance=variance, softmax=softmax, row_order=order)
             found = found.varied(arithmetic=arithmetic, division=division)
@@ -139,7 +139,7 @@ def _fallbacks_of_rows(problem: Problem) -> tuple[Schedule, ...]:
     a warp own a group. Where sums of columns must be deterministic, one block
     walks all rows.
     """
-    columns = Columns.ATOMIC if problem.sums_rows else Schedule().columns
+    columns = ColumnWay.ATOMIC if problem.sums_rows else Schedule().columns
     single = Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
     if problem.spec.group:  # the lanes of one warp own a group
         return (single.varied(vector=max(problem.packed, problem.spec.group // WARP)),)

@@ -10,6 +10,22 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from normgen.device import MOST_TOGETHER, Device
+from normgen.knobs import (
+    KNOBS,
+    ColumnWay,
+    Copy,
+    DependentLaunch,
+    Division,
+    Edges,
+    Hold,
+    Keep,
+    LoadHint,
+    Params,
+    ReduceWith,
+    SoftmaxMethod,
+    Statistics,
+    VarianceMethod,
+)
 from normgen.problem.problem import LARGEST_SIZE, Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.ir import COLS, RowProgram, looks
@@ -20,22 +36,6 @@ from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.quotients import divide_by_remainders
 from normgen.program.rewrites.reductions import applicable, variance
 from normgen.program.source import kernel_problem, written_program
-from normgen.schedule.knobs import (
-    KNOBS,
-    Columns,
-    Copy,
-    DependentLaunch,
-    Division,
-    Edges,
-    Hold,
-    Keep,
-    Load,
-    Params,
-    ReduceWith,
-    Softmax,
-    Statistics,
-    Variance,
-)
 from normgen.schedule.lanes import rules as lane_rules
 from normgen.schedule.plan import (
     WARP,
@@ -134,7 +134,7 @@ def _groups(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"a group of {group} columns is owned by {lanes} threads of its row"
     if s.edges is not Edges.EXACT:
         return "groups of columns are whole vectors: edges = exact"
-    if s.softmax is Softmax.ONLINE:
+    if s.softmax is SoftmaxMethod.ONLINE:
         return "groups and an online softmax both read a vector ahead of its elements"
     return None
 
@@ -158,7 +158,7 @@ def in_place(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 @lru_cache(maxsize=32)
-def pivots(problem: Problem, variance: Variance, softmax: Softmax) -> frozenset[str]:
+def pivots(problem: Problem, variance: VarianceMethod, softmax: SoftmaxMethod) -> frozenset[str]:
     """The tensors of which all threads of a row read one element."""
     program = passed(written_program(problem), Schedule(variance=variance, softmax=softmax))[-1][1]
     return frozenset(load.of for load in program.loads if load.of and not load.roll)
@@ -261,13 +261,13 @@ def without_remainders(problem: Problem) -> str | None:
 @lru_cache(maxsize=1024)
 def has_variance(problem: Problem) -> bool:
     """Whether a formula has a variance, which can be computed in one look."""
-    return Variance.GUARDED in applicable(written_program(problem))["variance"]
+    return VarianceMethod.GUARDED in applicable(written_program(problem))["variance"]
 
 
 @lru_cache(maxsize=1024)
 def has_softmax(problem: Problem) -> bool:
     """Whether a formula has a softmax, which can be computed in one look."""
-    return Softmax.ONLINE in applicable(written_program(problem))["softmax"]
+    return SoftmaxMethod.ONLINE in applicable(written_program(problem))["softmax"]
 
 
 def has_parameters(problem: Problem) -> bool:
@@ -292,7 +292,7 @@ def has_quotients(problem: Problem) -> bool:
 
 def _with_divisions(problem: Problem) -> RowProgram:
     """The program as the pass that divides finds it."""
-    return hoist_row_divisions(variance(written_program(problem), Variance.TWO_PASS), corrected=False)
+    return hoist_row_divisions(variance(written_program(problem), VarianceMethod.TWO_PASS), corrected=False)
 
 
 @lru_cache(maxsize=1024)
@@ -300,7 +300,7 @@ def keeps_values(problem: Problem) -> bool:
     """Whether looks share more of an element than a float32 of its row: a conversion, or a term of two formulas."""
     program = written_program(problem)
     narrow = any(t.dtype.bytes < 4 for t in problem.elem_inputs)
-    return looks(program) > 1 and (narrow or name_kept_values(variance(program, Variance.TWO_PASS)) != program)
+    return looks(program) > 1 and (narrow or name_kept_values(variance(program, VarianceMethod.TWO_PASS)) != program)
 
 
 def _hybrid(problem: Problem, s: Schedule) -> str | None:
@@ -311,7 +311,7 @@ def _hybrid(problem: Problem, s: Schedule) -> str | None:
         return f"the {kept} vectors that fit the registers of a thread are its whole row: hold = registers"
     if s.params.in_registers:
         return "a row that fills the registers leaves none for parameters: params = late"
-    if problem.column_outputs and s.columns not in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
+    if problem.column_outputs and s.columns not in (ColumnWay.ATOMIC, ColumnWay.SHARED_ATOMIC):
         return "column sums in registers leave none for part of a row: hold = registers, shared or reload"
     return None
 
@@ -354,7 +354,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
     if s.persistent and s.edges is Edges.PEEL:
         return "clusters that fit the device are not a multiple of the vector: rows shift from iteration to iteration"
-    if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
+    if problem.column_outputs and s.columns is ColumnWay.SHARED_ATOMIC:
         return (
             "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
         )
@@ -406,7 +406,7 @@ def meeting(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "sums by batches give each batch blocks of its own, of which some would wait to start: parts = 1"
     if s.edges is Edges.PEEL:
         return _peeled_meeting(problem, s)
-    if s.columns is Columns.SHARED_ATOMIC:
+    if s.columns is ColumnWay.SHARED_ATOMIC:
         return "a block meets a part of the columns: its row of sums in shared memory would be mostly zeros"
     return None
 
@@ -415,7 +415,7 @@ def _peeled_meeting(problem: Problem, s: Schedule) -> str | None:
     """Each row of a group begins where it will: nothing of a row's columns may stay with a thread."""
     if s.keeps_params or s.stages > 1 or s.copy is not Copy.DIRECT:
         return "rows shift from one to the next: no parameters are kept, and no row comes ahead, with edges = peel"
-    if problem.sums_rows and s.columns is not Columns.ATOMIC:
+    if problem.sums_rows and s.columns is not ColumnWay.ATOMIC:
         return "rows shift from one to the next: column sums go straight to memory (columns = atomic)"
     return None
 
@@ -523,25 +523,25 @@ def _bulk(problem: Problem, s: Schedule) -> str | None:
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if not problem.sums_rows:
         return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
-    if not problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
+    if not problem.column_outputs and s.columns is ColumnWay.SHARED_ATOMIC:
         return "a block has one number for each total: columns = partials_two_kernels or register_atomic"
-    if problem.any_cols and s.columns is not Columns.ATOMIC:
+    if problem.any_cols and s.columns is not ColumnWay.ATOMIC:
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
-    if problem.sums_batches and s.columns is Columns.PARTIALS_LAST_TILE:
+    if problem.sums_batches and s.columns is ColumnWay.PARTIALS_LAST_TILE:
         return (
             "the last block at a tile would add it for every batch, one after another: columns = partials_two_kernels"
         )
-    if s.columns is Columns.PARTIALS_LAST_TILE and any(t.is_row_sum and t.group for t in problem.tensors):
+    if s.columns is ColumnWay.PARTIALS_LAST_TILE and any(t.is_row_sum and t.group for t in problem.tensors):
         return "the columns of a group may lie in several tiles, each with a last block: columns = partials_two_kernels"
     if problem.deterministic and not s.columns.is_deterministic:
-        if s.columns is not Columns.ATOMIC:
+        if s.columns is not ColumnWay.ATOMIC:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
         if s.rows_per_block > 1 or s.edges is Edges.PEEL:
             return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
         if problem.totals and s.cluster * s.parts > 1:
             return "deterministic: atomics of several blocks add a total in whatever order these end"
         return None
-    if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
+    if s.columns in (ColumnWay.ATOMIC, ColumnWay.SHARED_ATOMIC):
         return None
     if not s.persistent:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
@@ -552,7 +552,7 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def _guarded(_: Problem, s: Schedule, __: Device) -> str | None:
     """A branch that a whole row takes has barriers that only its threads may share."""
-    if s.variance is not Variance.GUARDED:
+    if s.variance is not VarianceMethod.GUARDED:
         return None
     if s.cluster > 1 and s.persistent:
         return "clusters that loop over rows count every exchange: a row that is spared its second pass misses one"
@@ -630,13 +630,13 @@ def row_order(problem: Problem, s: Schedule, _: Device) -> str | None:
 def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
-    if s.copy.is_by_threads and s.hold is not Hold.HYBRID and s.load is not Load.DEFAULT:
+    if s.copy.is_by_threads and s.hold is not Hold.HYBRID and s.load is not LoadHint.DEFAULT:
         # With a cache hint some kernels end in an illegal instruction (NVRTC 13.0, H200).
         return "cp.async carries no cache hint: load = default"
     if (
         s.copy is Copy.BULK
         and s.hold is not Hold.HYBRID
-        and s.load not in (Load.DEFAULT, Load.EVICT_FIRST, Load.EVICT_LAST)
+        and s.load not in (LoadHint.DEFAULT, LoadHint.EVICT_FIRST, LoadHint.EVICT_LAST)
     ):
         return "bulk copies take priorities in L2 only: load = default, evict_first or evict_last"
     return None

@@ -16,10 +16,10 @@ import math
 from collections.abc import Iterator
 
 from normgen.device import Device
+from normgen.knobs import ColumnWay, Copy, Edges, Hold, Params
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
 from normgen.schedule.cutting import PLAIN
-from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Params
 from normgen.schedule.legality import CUT, has_parameters, has_softmax, persistent, reduces_rows, refusal
 from normgen.schedule.plan import held_bytes_per_thread, param_bytes_per_thread, sums_in_registers
 from normgen.schedule.policy import look_once
@@ -125,7 +125,7 @@ def _stages(problem: Problem, s: Schedule, device: Device) -> int:
 def _columns_us(problem: Problem, s: Schedule, walkers: int, dram: float) -> float:
     """Sums over rows: partial rows written and read, or atomics, whose sums one block converts."""
     sums = problem.column_outputs * problem.cols
-    if s.columns is Columns.ATOMIC:
+    if s.columns is ColumnWay.ATOMIC:
         return problem.rows * sums / ATOMICS_PER_US + 12 * sums / SM_BYTES_PER_US
     return 8 * walkers * sums / (L2_OVER_DRAM * dram)
 
@@ -157,7 +157,7 @@ def _without(problem: Problem, device: Device) -> Iterator[Schedule]:
             params = Params.KEPT if are_kept else Params.LATE
             yield PLAIN.varied(cluster=cluster, persistent=2, hold=Hold.REGISTERS, params=params)
     alone = PLAIN.varied(threads_per_row=1024, persistent=1, hold=Hold.RELOAD)
-    yield alone.varied(columns=Columns.ATOMIC) if problem.column_outputs else alone
+    yield alone.varied(columns=ColumnWay.ATOMIC) if problem.column_outputs else alone
 
 
 def _usual(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -198,7 +198,7 @@ def _summed(problem: Problem, s: Schedule) -> Iterator[Schedule]:
     """The schedule, with sums of columns in registers and by atomics where there are some."""
     if problem.column_outputs:
         yield s if s.hold is Hold.REGISTERS else s.varied(unroll=0)
-        yield s.varied(columns=Columns.ATOMIC)
+        yield s.varied(columns=ColumnWay.ATOMIC)
     else:
         yield s
 

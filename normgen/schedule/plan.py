@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from normgen.device import MOST_TOGETHER, Device
 from normgen.dtypes import DTYPES
+from normgen.knobs import KNOBS, ColumnWay, Copy, Edges, Hold, Keep, Params, ReduceWith, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.frozen import frozen
@@ -35,7 +36,6 @@ from normgen.program.ir import (
     value_alone,
     value_kinds,
 )
-from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Keep, Params, ReduceWith, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.formula import Cast, Expression, nodes
 from normgen.spec.spec import Kind
@@ -149,7 +149,7 @@ def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
 
 def sums_in_registers(problem: Problem, s: Schedule) -> int:
     """Registers of a thread that hold its column sums over rows."""
-    if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
+    if s.columns in (ColumnWay.ATOMIC, ColumnWay.SHARED_ATOMIC):
         return 0
     return problem.column_outputs * steps_per_lane(problem, s) * s.vector
 
@@ -173,12 +173,12 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     if not problem.sums_rows:
         return 0
     row = problem.column_outputs * sums_pitch(problem) * 4
-    if s.columns is Columns.SHARED_ATOMIC:
+    if s.columns is ColumnWay.SHARED_ATOMIC:
         return row
     groups = s.rows_per_block if s.peels else s.threads // max(32, s.threads_per_row)
-    if s.columns is Columns.ATOMIC or (s.rows_per_block == 1 and not s.peels):
+    if s.columns is ColumnWay.ATOMIC or (s.rows_per_block == 1 and not s.peels):
         groups = 0
-    return max(groups * row, 16 * s.threads if s.columns is Columns.PARTIALS_LAST_TILE else 0)
+    return max(groups * row, 16 * s.threads if s.columns is ColumnWay.PARTIALS_LAST_TILE else 0)
 
 
 def shared_bytes(problem: Problem, s: Schedule) -> int:
@@ -216,7 +216,7 @@ def is_spared(look: tuple[Reduce, ...]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class RowCut:
     """How a row is cut: whole vectors, lanes that share them, steps a lane takes; the edge that is left over.
 
     The edge of a row is what no whole aligned vector covers: fewer than `vector` elements behind the vectors, and
@@ -235,7 +235,7 @@ class Cut:
         return self.unit > self.vector
 
 
-class Exchange(StrEnum):
+class ExchangeWay(StrEnum):
     """How the threads of a row combine their states."""
 
     NONE = "none"  # a thread owns a row, or no row value is reduced
@@ -249,7 +249,7 @@ class Exchange(StrEnum):
     GRID = "grid"  # blocks of the grid that walk rows together: through memory
 
 
-class Place(StrEnum):
+class Waiting(StrEnum):
     """Where the vectors of some steps of a thread wait between looks."""
 
     REGISTERS = "registers"
@@ -271,7 +271,7 @@ class Sums:
     column_bytes  what each column costs of the fixed ones, or of those for each batch, where cols is a run-time value
     """
 
-    way: Columns
+    way: ColumnWay
     stores: tuple[Store, ...]
     totals: tuple[Store, ...]
     by_batch: bool
@@ -350,7 +350,7 @@ class Plan:
         Not where the row is read again, whose place one may take. One that takes an input's place waits for the
         exchange where other threads read of that input, too: words that neighbours share, or a pivot.
         """
-        if not self.looks or Place.RELOAD in self.places:
+        if not self.looks or Waiting.RELOAD in self.places:
             return ()
         first = self.elementwise(self.look_roots(0))
         known = {value.name for value in (*first.sources, *first.maps)}
@@ -520,9 +520,9 @@ class Plan:
     # ---- the row among threads ---------------------------------------------------------------------------------
 
     @cached_property
-    def cut(self) -> Cut:
+    def cut(self) -> RowCut:
         s = self.schedule
-        return Cut(
+        return RowCut(
             vector=s.vector,
             steps=steps_per_lane(self.problem, s),
             unit=head_unit(self.problem, s),
@@ -539,11 +539,11 @@ class Plan:
         return self.cut.shifted and self.schedule.persistent > 0 and self.schedule.parts == 1
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Waiting, ...]:
         """Where the vectors of a thread wait, in the order of its steps."""
         if self.schedule.hold is Hold.HYBRID:
-            return (Place.REGISTERS, Place.SHARED)
-        return (Place(self.schedule.hold.value),)
+            return (Waiting.REGISTERS, Waiting.SHARED)
+        return (Waiting(self.schedule.hold.value),)
 
     @property
     def ends_unevenly(self) -> bool:
@@ -556,7 +556,7 @@ class Plan:
         """
         s = self.schedule
         is_uneven = self.cut.steps > 1 and vectors_per_row(self.problem, s) % (s.threads_per_row * s.row_blocks) > 0
-        return is_uneven and s.variance is Variance.GUARDED and s.rows_per_block == 1 and not self.cut.shifted
+        return is_uneven and s.variance is VarianceMethod.GUARDED and s.rows_per_block == 1 and not self.cut.shifted
 
     @property
     def is_hybrid(self) -> bool:
@@ -591,7 +591,7 @@ class Plan:
 
         Blocks of a grid that share rows have a text of their own.
         """
-        return self.schedule.row_blocks == 1 or self.exchange is Exchange.CLUSTER
+        return self.schedule.row_blocks == 1 or self.exchange is ExchangeWay.CLUSTER
 
     @property
     def rows_beside(self) -> bool:
@@ -601,27 +601,27 @@ class Plan:
     # ---- how threads combine -----------------------------------------------------------------------------------
 
     @cached_property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ExchangeWay:
         s = self.schedule
         if not self.looks:
-            return Exchange.NONE
+            return ExchangeWay.NONE
         if s.parts > 1:
-            return Exchange.GRID
+            return ExchangeWay.GRID
         if s.row_blocks > 1:
-            return Exchange.CLUSTER_WALK if self.loops_rows else Exchange.CLUSTER
+            return ExchangeWay.CLUSTER_WALK if self.loops_rows else ExchangeWay.CLUSTER
         if s.threads_per_row == 1:
-            return Exchange.NONE
+            return ExchangeWay.NONE
         wide = s.threads_per_row > WARP
         if s.reduce_with is ReduceWith.SHARED_TREE:
-            return Exchange.TREE
+            return ExchangeWay.TREE
         if s.reduce_with is ReduceWith.COOPERATIVE_GROUPS:
-            return Exchange.COOPERATIVE_BLOCK if wide else Exchange.COOPERATIVE_WARP
-        return Exchange.BLOCK if wide else Exchange.LANES
+            return ExchangeWay.COOPERATIVE_BLOCK if wide else ExchangeWay.COOPERATIVE_WARP
+        return ExchangeWay.BLOCK if wide else ExchangeWay.LANES
 
     @cached_property
     def meeting(self) -> Meeting | None:
         """None but where blocks of the grid meet in memory."""
-        if self.exchange is not Exchange.GRID:
+        if self.exchange is not ExchangeWay.GRID:
             return None
         words = max(sum(len(reduce.names) for reduce in look) for look in self.looks)
         groups = MOST_TOGETHER // self.schedule.parts
@@ -635,12 +635,12 @@ class Plan:
     @property
     def waits_by_row(self) -> bool:
         """Whether the exchange of a row has a barrier of its own."""
-        return self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK) and self.row_barriers
+        return self.exchange in (ExchangeWay.BLOCK, ExchangeWay.COOPERATIVE_BLOCK) and self.row_barriers
 
     @property
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
-        waits = (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK, Exchange.LANES, Exchange.COOPERATIVE_WARP)
+        waits = (ExchangeWay.BLOCK, ExchangeWay.COOPERATIVE_BLOCK, ExchangeWay.LANES, ExchangeWay.COOPERATIVE_WARP)
         return self.exchange in waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
@@ -677,7 +677,7 @@ class Plan:
     @property
     def walks_registers(self) -> bool:
         """Whether rows that a block walks come straight to registers: one text for this row's loads and the next's."""
-        direct = not self.copies and self.places == (Place.REGISTERS,) and self.loops_rows
+        direct = not self.copies and self.places == (Waiting.REGISTERS,) and self.loops_rows
         alike = self.one_shift or not self.cut.shifted
         unrolled = self.unroll == 0 and not self.problem.any_cols
         return self.fetches_ahead or (direct and alike and bool(self.held) and unrolled)
@@ -710,13 +710,13 @@ class Plan:
         if not (stores or totals):
             return None
         p, s, way = self.problem, self.schedule, self.schedule.columns
-        in_registers = way is Columns.REGISTER_ATOMIC or way.is_deterministic
+        in_registers = way is ColumnWay.REGISTER_ATOMIC or way.is_deterministic
         regroups = s.rows_per_block > 1 or self.cut.shifted
         row_bytes = len(stores) * sums_pitch(p) * 4
         own_bytes = -(-row_bytes // (16 * s.parts)) * 16 if s.parts > 1 else row_bytes // s.cluster
         total_bytes = -(-len(totals) // 32) * 128
         if way.is_deterministic:
-            fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if way is Columns.PARTIALS_LAST_TILE else 0
+            fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if way is ColumnWay.PARTIALS_LAST_TILE else 0
         else:
             fixed = total_bytes + TICKET_BYTES + (0 if p.sums_batches else row_bytes)
         groups = s.rows_per_block if self.cut.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
@@ -728,7 +728,7 @@ class Plan:
             total_bytes=total_bytes,
             pitch=sums_pitch(p),
             in_registers=in_registers,
-            in_shared=way is Columns.SHARED_ATOMIC or (in_registers and regroups),
+            in_shared=way is ColumnWay.SHARED_ATOMIC or (in_registers and regroups),
             groups=groups if in_registers else 1,
             shared_bytes=sums_shared_bytes(p, s),
             fixed_bytes=fixed,
@@ -740,7 +740,7 @@ class Plan:
     @property
     def walks_batches(self) -> bool:
         """Whether a walker's rows are all of one batch, as the sums are that it keeps from row to row."""
-        return self.problem.sums_batches and self.schedule.columns is not Columns.ATOMIC
+        return self.problem.sums_batches and self.schedule.columns is not ColumnWay.ATOMIC
 
     @property
     def descends(self) -> bool:
@@ -768,7 +768,7 @@ class Plan:
     @property
     def blocks(self) -> int:
         """A fixed grid; 0: by rows. One walker adds its rows one after another where atomics must keep their order."""
-        in_order = self.problem.deterministic and self.schedule.columns is Columns.ATOMIC
+        in_order = self.problem.deterministic and self.schedule.columns is ColumnWay.ATOMIC
         return self.schedule.cluster * self.schedule.parts if in_order else 0
 
     @property

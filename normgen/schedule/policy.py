@@ -8,24 +8,24 @@ from __future__ import annotations
 from functools import lru_cache
 
 from normgen.device import Device
-from normgen.problem.problem import Problem
-from normgen.program.rewrites.approximate import has_exponentials
-from normgen.program.source import written_program
-from normgen.schedule.knobs import (
-    Columns,
+from normgen.knobs import (
+    ColumnWay,
     Copy,
     DependentLaunch,
     Division,
     Hold,
     Keep,
-    Load,
+    LoadHint,
     Params,
     ReduceWith,
     RowOrder,
-    Softmax,
-    Store,
-    Variance,
+    SoftmaxMethod,
+    StoreHint,
+    VarianceMethod,
 )
+from normgen.problem.problem import Problem
+from normgen.program.rewrites.approximate import has_exponentials
+from normgen.program.source import written_program
 from normgen.schedule.legality import (
     Rule,
     dependent_launch,
@@ -152,7 +152,7 @@ def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     Over many rows partial sums and a second kernel win: 20 records of 2048 rows and more, and a sweep (8192x2048 bf16)
     in which last arrivers took 1.38 times the best and atomics 1.42 times.
     """
-    if problem.deterministic and s.columns is Columns.ATOMIC:
+    if problem.deterministic and s.columns is ColumnWay.ATOMIC:
         return "not searched: one block that loops over all rows"
     is_asked = "columns" in problem.searched_knobs or problem.any_cols
     if problem.sums_rows and problem.rows >= 2048 and not is_asked and not s.columns.has_two_kernels:
@@ -193,9 +193,9 @@ def _wide_parameters(problem: Problem) -> bool:
 
 def searched_hint(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: rows that leave column sums gain nothing by priorities in L2 (8192x768 bf16: 10 % behind)."""
-    if problem.column_outputs and s.load in (Load.EVICT_LAST, Load.EVICT_FIRST):
+    if problem.column_outputs and s.load in (LoadHint.EVICT_LAST, LoadHint.EVICT_FIRST):
         return "not searched: priorities in L2, with column sums"
-    if _walks_registers(problem, s) and s.load is Load.EVICT_LAST and not problem.any_cols:
+    if _walks_registers(problem, s) and s.load is LoadHint.EVICT_LAST and not problem.any_cols:
         return "not searched: priorities in L2, with rows that are fetched while others are worked on"
     return None
 
@@ -214,7 +214,7 @@ def searched_keep(problem: Problem, s: Schedule, _: Device) -> str | None:
         return None
     if not s.persistent and steps_per_lane(problem, s) < 4:
         return "not searched: values of a block's only row, of fewer than 4 vectors a thread"
-    if s.store is not Store.DEFAULT or s.load is Load.EVICT_LAST:
+    if s.store is not StoreHint.DEFAULT or s.load is LoadHint.EVICT_LAST:
         return "not searched: values in registers, and a store or load with a hint for the L2"
     return None
 
@@ -280,7 +280,7 @@ def wants_last_first(problem: Problem, device: Device) -> bool:
 
 def last_first(s: Schedule) -> Schedule:
     """The schedule with the last rows first, whose outputs stay in L2 for the next kernel."""
-    store = Store.DEFAULT if s.store is Store.STREAMING else s.store
+    store = StoreHint.DEFAULT if s.store is StoreHint.STREAMING else s.store
     return s.varied(row_order=RowOrder.DESCENDING, store=store)
 
 
@@ -310,7 +310,7 @@ def searched_launch(problem: Problem, s: Schedule, _: Device) -> str | None:
     room before (2048x65536 bf16: 1 % over long chains). With column sums the end is the best place, and between plain
     kernels no early start is as good (8192x768: 13.1 and 13.0 us, 15.5 and more at other places).
     """
-    if s.columns is Columns.PARTIALS_TWO_KERNELS and problem.sums_rows:
+    if s.columns is ColumnWay.PARTIALS_TWO_KERNELS and problem.sums_rows:
         if s.dependent_launch in (DependentLaunch.ON, DependentLaunch.START):
             return "not searched: column sums that let the next kernel start before their end"
         return None
@@ -341,13 +341,13 @@ def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None
         return "not searched: norms of rows below 32 KiB with other trees than shuffles"  # 1.047 x in 12 sweeps
     if inexact := shows_in_float32(problem, s):
         return f"not searched: {inexact}"
-    if s.variance in (Variance.CORRECTED_TWO_PASS, Variance.GUARDED) and s.hold is Hold.RELOAD:
+    if s.variance in (VarianceMethod.CORRECTED_TWO_PASS, VarianceMethod.GUARDED) and s.hold is Hold.RELOAD:
         return "not searched: residuals, or a second pass over some rows, of rows that are not held"
-    if s.variance is Variance.CORRECTED_TWO_PASS and _walks_registers(problem, s) and not problem.any_cols:
+    if s.variance is VarianceMethod.CORRECTED_TWO_PASS and _walks_registers(problem, s) and not problem.any_cols:
         return "not searched: residuals of rows that are fetched while others are worked on"
     if s.copy is Copy.DIRECT and s.hold is not Hold.HYBRID:
         return None
-    if s.reduce_with in OTHER_TREES or s.variance in (Variance.WELFORD, Variance.SHIFTED):
+    if s.reduce_with in OTHER_TREES or s.variance in (VarianceMethod.WELFORD, VarianceMethod.SHIFTED):
         return "not searched: asynchronous copies and hybrid rows with other trees and one-pass variances"
     if s.columns != Schedule().columns:
         return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
@@ -371,7 +371,7 @@ def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
     """
     if problem.dtype.bytes < 4 or s.hold is Hold.RELOAD:
         return None
-    if s.softmax is Softmax.ONLINE:
+    if s.softmax is SoftmaxMethod.ONLINE:
         return "one pass over held rows of a softmax in float32: each move to a new maximum rounds the sum"
     if leaves_rounding(problem, s) and not _walks_registers(problem, s):
         return "a variance of held float32 rows about a mean whose rounding is left in it"
@@ -381,7 +381,7 @@ def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
 def leaves_rounding(problem: Problem, s: Schedule) -> bool:
     """Whether a variance of held float32 rows is taken about a mean whose rounding is left in it."""
     held = problem.dtype.bytes >= 4 and s.hold is not Hold.RELOAD
-    return held and s.variance is Variance.TWO_PASS and has_variance(problem)
+    return held and s.variance is VarianceMethod.TWO_PASS and has_variance(problem)
 
 
 def plain_only(problem: Problem, s: Schedule) -> str | None:
@@ -391,7 +391,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     a corner), not a subspace of their own.
     """
     extras = "hints, early parameters or a persistent grid"
-    if problem.sums_rows and s.columns is not Columns.PARTIALS_TWO_KERNELS:
+    if problem.sums_rows and s.columns is not ColumnWay.PARTIALS_TWO_KERNELS:
         return "not searched: column sums by atomics or last arrivers, with " + extras
     if s.reduce_with in OTHER_TREES or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
@@ -400,7 +400,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
         return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
     if s.hold is not Hold.REGISTERS and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
         return "not searched: a row not held in registers that would fit them, with " + extras
-    if s.variance in (Variance.WELFORD, Variance.SHIFTED) and s.hold is Hold.REGISTERS:
+    if s.variance in (VarianceMethod.WELFORD, VarianceMethod.SHIFTED) and s.hold is Hold.REGISTERS:
         return "not searched: one-pass variances of a row in registers, with " + extras
     return None
 
@@ -413,7 +413,7 @@ def costs_to_others(s: Schedule) -> tuple[bool, bool, bool]:
     Neither does a start at once of clusters that walk rows: in long chains it loses 1 % (2048x65536 bf16, H200).
     """
     crowds = s.dependent_launch is DependentLaunch.START and s.row_blocks > 1
-    return not s.columns.is_deterministic, s.store is not Store.DEFAULT, crowds
+    return not s.columns.is_deterministic, s.store is not StoreHint.DEFAULT, crowds
 
 
 def spare_late_parameters(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
@@ -423,8 +423,8 @@ def spare_late_parameters(schedule: Schedule, own: Schedule, problem: Problem) -
     """
     changed = (schedule.edges, schedule.params) != (own.edges, own.params)
     late = schedule.params is Params.LATE and problem.parameter_bytes > 0
-    hinted = schedule.load is Load.EVICT_LAST and schedule.copy is Copy.DIRECT
-    return schedule.varied(load=Load.NO_ALLOCATE) if changed and late and hinted else schedule
+    hinted = schedule.load is LoadHint.EVICT_LAST and schedule.copy is Copy.DIRECT
+    return schedule.varied(load=LoadHint.NO_ALLOCATE) if changed and late and hinted else schedule
 
 
 # Rules that look at one free knob, and else at the structure alone.

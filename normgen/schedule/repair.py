@@ -10,9 +10,9 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import UsageError
+from normgen.knobs import TABLE, Knob
 from normgen.problem.problem import Problem
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import TABLE, Knob
 from normgen.schedule.legality import Rule, rules_of
 from normgen.schedule.schedule import Schedule
 

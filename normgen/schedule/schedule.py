@@ -9,25 +9,25 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from normgen.errors import UsageError, did_you_mean
-from normgen.schedule.knobs import (
+from normgen.knobs import (
     KNOBS,
     TABLE,
-    Arithmetic,
-    Columns,
+    ArithmeticMode,
+    ColumnWay,
     Copy,
     DependentLaunch,
     Division,
     Edges,
     Hold,
     Keep,
-    Load,
+    LoadHint,
     Params,
     ReduceWith,
     RowOrder,
-    Softmax,
+    SoftmaxMethod,
     Statistics,
-    Store,
-    Variance,
+    StoreHint,
+    VarianceMethod,
     knob_value,
 )
 
@@ -48,8 +48,8 @@ class Schedule:
     parts: int = 1
     reduce_with: ReduceWith = ReduceWith.SHUFFLE
     vector: int = 1
-    variance: Variance = Variance.TWO_PASS
-    softmax: Softmax = Softmax.TWO_PASS
+    variance: VarianceMethod = VarianceMethod.TWO_PASS
+    softmax: SoftmaxMethod = SoftmaxMethod.TWO_PASS
     hold: Hold = Hold.RELOAD
     keep: Keep = Keep.ROW
     copy: Copy = Copy.DIRECT
@@ -57,13 +57,13 @@ class Schedule:
     persistent: int = 0
     stages: int = 1
     unroll: int = 1
-    load: Load = Load.DEFAULT
-    store: Store = Store.DEFAULT
+    load: LoadHint = LoadHint.DEFAULT
+    store: StoreHint = StoreHint.DEFAULT
     params: Params = Params.LATE
     blocks_per_sm: int = 0
-    columns: Columns = Columns.PARTIALS_TWO_KERNELS
+    columns: ColumnWay = ColumnWay.PARTIALS_TWO_KERNELS
     dependent_launch: DependentLaunch = DependentLaunch.OFF
-    arithmetic: Arithmetic = Arithmetic.EXACT
+    arithmetic: ArithmeticMode = ArithmeticMode.EXACT
     division: Division = Division.IEEE
     row_order: RowOrder = RowOrder.ASCENDING
     statistics: Statistics = Statistics.NULLABLE
@@ -126,7 +126,7 @@ class Schedule:
     @property
     def running_sums(self) -> int:
         """The sums that the elements of a thread's vectors are added to in turn; Welford's recurrence has one state."""
-        return 1 if self.variance is Variance.WELFORD else min(self.vector, RUNNING_SUMS)
+        return 1 if self.variance is VarianceMethod.WELFORD else min(self.vector, RUNNING_SUMS)
 
     @property
     def threads(self) -> int:

@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normgen.device import Device
-from normgen.problem.problem import Problem
-from normgen.program.classes import ProgramClass, class_of
-from normgen.program.rewrites.approximate import has_exponentials
-from normgen.program.rewrites.reductions import applicable
-from normgen.program.source import written_program
-from normgen.schedule.knobs import (
+from normgen.knobs import (
     KNOBS,
     TABLE,
-    Arithmetic,
+    ArithmeticMode,
     Group,
     Hold,
     Params,
     names_of,
 )
+from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
+from normgen.program.rewrites.approximate import has_exponentials
+from normgen.program.rewrites.reductions import applicable
+from normgen.program.source import written_program
 from normgen.schedule.lanes.space import points as points_of_lanes
 from normgen.schedule.legality import (
     CUT,
@@ -114,7 +114,7 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
         if name == "division" and without_remainders(problem):
             searched = (default.division,)
         if name == "arithmetic" and name not in asked and is_approximate(problem):
-            searched = (Arithmetic.APPROXIMATE,)
+            searched = (ArithmeticMode.APPROXIMATE,)
         values[name] = tuple(searched)
     if reduces_rows(problem):
         return values | {"parts": (default.parts,)}
@@ -153,7 +153,7 @@ def is_approximate(problem: Problem) -> bool:
     return (
         bool(elems)
         and all(t.dtype.bytes <= 2 for t in elems)
-        and Arithmetic.APPROXIMATE in problem.searched_knobs.get("arithmetic", (Arithmetic.APPROXIMATE,))
+        and ArithmeticMode.APPROXIMATE in problem.searched_knobs.get("arithmetic", (ArithmeticMode.APPROXIMATE,))
         and has_exponentials(written_program(problem))
     )
 

@@ -7,22 +7,22 @@ import math
 from collections.abc import Iterator
 
 from normgen.device import Device
-from normgen.problem.problem import Problem
-from normgen.program.source import written_program
-from normgen.schedule.cutting import PLAIN, accesses, at_most, cuts, find_room, walks
-from normgen.schedule.knobs import (
+from normgen.knobs import (
     KNOBS,
-    Columns,
+    ColumnWay,
     Copy,
     DependentLaunch,
     Edges,
     Hold,
     Keep,
-    Load,
+    LoadHint,
     Params,
-    Store,
-    Variance,
+    StoreHint,
+    VarianceMethod,
 )
+from normgen.problem.problem import Problem
+from normgen.program.source import written_program
+from normgen.schedule.cutting import PLAIN, accesses, at_most, cuts, find_room, walks
 from normgen.schedule.legality import (
     finds_pairs,
     has_parameters,
@@ -156,7 +156,9 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
         return
     if not has_variance(problem) or overflows_l2(problem.main_bytes, device):
         return
-    once = Schedule(vector=4, hold=Hold.REGISTERS, unroll=0, load=_load(problem, device), variance=Variance.GUARDED)
+    once = Schedule(
+        vector=4, hold=Hold.REGISTERS, unroll=0, load=_load(problem, device), variance=VarianceMethod.GUARDED
+    )
     warps, two, four = (once.varied(threads_per_row=threads) for threads in (WARP, 2 * WARP, 4 * WARP))
     warps, each = warps.varied(rows_per_block=4), problem.rows / device.sm_count
     if row <= 5632:
@@ -281,7 +283,7 @@ def _copied(problem: Problem, device: Device, wanted: Schedule, *, bulk: bool) -
     for copy in (Copy.BULK, Copy.CP_ASYNC) if bulk else (Copy.CP_ASYNC,):
         for cut in cuts(problem, device, wanted.hold, wanted.cluster):
             if cut.threads_per_row == wanted.threads_per_row and (cut.peels or cut.vector >= widest):
-                load = Load.EVICT_LAST if copy is Copy.BULK else Load.DEFAULT
+                load = LoadHint.EVICT_LAST if copy is Copy.BULK else LoadHint.DEFAULT
                 yield wanted.varied(vector=cut.vector, edges=cut.edges, copy=copy, load=load)
 
 
@@ -318,19 +320,21 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                 continue
             is_streamed = problem.compulsory_bytes < LONG_BYTES and _written(problem) >= STREAMED_BYTES
             is_streamed = (device.arch < 80 or is_streamed) and not few and not wants_last_first(problem, device)
-            hinted = cut.varied(load=_load(problem, device), store=Store.STREAMING if is_streamed else Store.DEFAULT)
+            hinted = cut.varied(
+                load=_load(problem, device), store=StoreHint.STREAMING if is_streamed else StoreHint.DEFAULT
+            )
             if cluster > 1 and hold is Hold.REGISTERS and walks(problem, device, cluster):
                 walking = hinted.varied(persistent=at_most("persistent", 1024 // cut.threads))
                 if has_parameters(problem):
                     if _overfills(problem, cut):
-                        copied = walking.varied(params=Params.PACKED, load=Load.DEFAULT)
+                        copied = walking.varied(params=Params.PACKED, load=LoadHint.DEFAULT)
                         if problem.compulsory_bytes >= LONG_BYTES:
-                            yield copied.varied(copy=Copy.BULK, load=Load.EVICT_LAST, stages=2)
+                            yield copied.varied(copy=Copy.BULK, load=LoadHint.EVICT_LAST, stages=2)
                         yield copied.varied(copy=Copy.CP_ASYNC)
                     yield walking.varied(stages=2, params=Params.PACKED)
                 yield walking.varied(stages=2)
                 if has_parameters(problem):
-                    yield walking.varied(copy=Copy.CP_ASYNC, load=Load.DEFAULT, params=Params.EARLY)
+                    yield walking.varied(copy=Copy.CP_ASYNC, load=LoadHint.DEFAULT, params=Params.EARLY)
                 yield walking
             most = EARLY_BYTES * (2 if few else 1)
             if hold is Hold.REGISTERS and _keeps_values(problem, device, cut, few=few):
@@ -369,7 +373,7 @@ def _written(problem: Problem) -> int:
     return sum(t.dtype.bytes_of(problem.rows * problem.cols) for t in problem.elem_tensors if t.is_written)
 
 
-def _load(problem: Problem, device: Device) -> Load:
+def _load(problem: Problem, device: Device) -> LoadHint:
     """How rows are read: few as ever, many past L1 or, on a GPU without that hint, once.
 
     As ever too where they leave SMs room and are long (rmsnorm 526x10560: 0.78 to 0.97 of the price; 300x5120 and
@@ -377,8 +381,8 @@ def _load(problem: Problem, device: Device) -> Load:
     """
     is_roomy = leave_room(problem, device) and 8192 <= problem.cols * problem.dtype.bytes < 65536
     if is_roomy or are_few(problem, device) or (device.arch >= 80 and problem.compulsory_bytes >= LONG_BYTES):
-        return Load.DEFAULT
-    return Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING
+        return LoadHint.DEFAULT
+    return LoadHint.NO_ALLOCATE if device.arch >= 80 else LoadHint.STREAMING
 
 
 def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
@@ -483,7 +487,7 @@ def _filled(problem: Problem, s: Schedule, device: Device, *, rows: int) -> floa
 
 
 def _beside_sums(
-    problem: Problem, device: Device, clusters: tuple[int, ...], load: Load, dependent: DependentLaunch
+    problem: Problem, device: Device, clusters: tuple[int, ...], load: LoadHint, dependent: DependentLaunch
 ) -> Iterator[Schedule]:
     """Grids that walk rows held in registers, with the threads an SM that leave room for column sums."""
     for cut in itertools.chain.from_iterable(cuts(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
@@ -512,7 +516,7 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     is_long = problem.compulsory_bytes >= LONG_BYTES
     dependent = DependentLaunch.END if device.arch >= 90 and not is_long else DependentLaunch.OFF
     # 4 % (layernorm 8192x768 bf16, dy just written); none of the 7 long winners reads that way.
-    load = Load.NO_ALLOCATE if device.arch >= 80 and not is_long else Load.DEFAULT
+    load = LoadHint.NO_ALLOCATE if device.arch >= 80 and not is_long else LoadHint.DEFAULT
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
     walking = Schedule(params=kept, dependent_launch=dependent)
     yield from _copied_beside_sums(problem, device, walking, clusters[:4])
@@ -532,4 +536,4 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         if 256 <= cut.threads <= 512 and sums_in_registers(problem, cut) <= held_register_limit(cut, device):
             yield cut.varied(persistent=1, unroll=0, dependent_launch=dependent)
     for hold in (Hold.REGISTERS, Hold.SHARED, Hold.RELOAD):
-        yield from (cut.varied(columns=Columns.ATOMIC) for cut in cuts(problem, device, hold, 1))
+        yield from (cut.varied(columns=ColumnWay.ATOMIC) for cut in cuts(problem, device, hold, 1))

@@ -17,9 +17,9 @@ from typing import Any
 from normgen.dtypes import F32, FLOATS
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
-from normgen.files.names import Part, is_plain, name_part
+from normgen.files.names import NamePart, is_plain, name_part
 from normgen.files.shipped import shipped
-from normgen.schedule.knobs import KNOBS, knob_value
+from normgen.knobs import KNOBS, knob_value
 from normgen.spec import checks
 from normgen.spec.instead import instead_of_group, instead_of_key, instead_of_role
 from normgen.spec.names import refusal
@@ -201,7 +201,7 @@ class _Reader:
             raise self.error("a spec has a name", (), hint='the first line reads: name = "..."')
         name = self.text(("name",), "")
         try:
-            return name_part(Part.OP, name)
+            return name_part(NamePart.OP, name)
         except UsageError as error:
             raise self.error(error.rule, ("name",), received=error.received) from None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 from normgen.cost.constants import Constants
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import device_facts, use_device
@@ -45,7 +45,7 @@ def probe_module(name: str, *, threads: int = 32, cluster: int = 1) -> Module:
     text = text_of("normgen.studies", "cluster_probe.cu" if cluster > 1 else "probes.cu")
     launch = Launch(threads=threads, cluster=cluster, blocks=cluster)
     return Module(
-        instructions="", text=text, kernels=(Kernel(name=name, params=_PARAMS, launch=launch),),
+        instructions="", text=text, kernels=(KernelEntry(name=name, params=_PARAMS, launch=launch),),
         min_arch=90 if cluster > 1 else 75,
     )  # fmt: skip
 

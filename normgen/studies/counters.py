@@ -75,7 +75,7 @@ class Profiled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CounterRow:
     """What ncu says of one kernel, by the names of its metrics, in bytes, ns and %."""
 
     kernel: str
@@ -98,7 +98,7 @@ class Counters:
     ns: float | None
 
     @staticmethod
-    def of(rows: Sequence[Row]) -> Counters:
+    def of(rows: Sequence[CounterRow]) -> Counters:
         """Of the kernels of a call: their sums, and the rates of the longest one."""
         longest = max(rows, key=lambda row: row.values.get(_TOTALS["ns"], 0.0)).values
         found: dict[str, float | None] = {name: longest.get(metric) for name, metric in _RATES.items()}
@@ -156,7 +156,7 @@ def _named_range(name: str) -> Iterator[None]:
         yield
 
 
-def read(text: str) -> list[Row]:
+def read(text: str) -> list[CounterRow]:
     """The rows of what ncu printed, with what it says beside the CSV.
 
     Raises NoDeviceError where ncu counted nothing, with the reason that it gives.
@@ -170,13 +170,13 @@ def read(text: str) -> list[Row]:
     return [_row(header, units, row) for row in rows if len(row) == len(header)]
 
 
-def _row(header: Sequence[str], units: Sequence[str], row: Sequence[str]) -> Row:
+def _row(header: Sequence[str], units: Sequence[str], row: Sequence[str]) -> CounterRow:
     cells = dict(zip(header, row, strict=True))
     values = {}
     for name, unit, cell in zip(header, units, row, strict=True):
         if "__" in name and (number := _number(cell)) is not None:
             values[name] = number * _UNITS.get(unit, 1.0)
-    return Row(kernel=cells.get("Kernel Name", ""), values=values)
+    return CounterRow(kernel=cells.get("Kernel Name", ""), values=values)
 
 
 def _number(cell: str) -> float | None:
@@ -200,7 +200,7 @@ def _refusal(text: str) -> NoDeviceError:
     return NoDeviceError("ncu must print a row of counters for each kernel", received=received)
 
 
-def counted(rows: Sequence[Row], profiled: Sequence[Profiled]) -> list[Counters]:
+def counted(rows: Sequence[CounterRow], profiled: Sequence[Profiled]) -> list[Counters]:
     """The counters of each schedule, whose kernels are the rows in their order. Raises UsageError for other kernels."""
     wanted = [(one, kernel.name) for one in profiled for kernel in one.module.kernels]
     fits = len(rows) == len(wanted) and all(name in row.kernel for row, (_, name) in zip(rows, wanted, strict=True))

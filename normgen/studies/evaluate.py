@@ -12,7 +12,7 @@ from normgen.cost.model import predict
 from normgen.files.plain import plain
 from normgen.program.source import stages_of
 from normgen.schedule.schedule import Schedule
-from normgen.studies.fit import Measured
+from normgen.studies.fit import TimedProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Choice:
         return round(self.first_us / self.optimum_us, 4)
 
 
-def first_choice(measured: Measured, constants: Constants | None = None) -> Choice:
+def first_choice(measured: TimedProblem, constants: Constants | None = None) -> Choice:
     """The model's first choice, of equal predictions the plainest. Constants: those that ship for the GPU."""
     stages, hot = stages_of(measured.problem), measured.place.is_hot
 

@@ -21,11 +21,11 @@ from normgen.cost.constants import Constants
 from normgen.cost.model import predict
 from normgen.device import Device
 from normgen.errors import UsageError
+from normgen.knobs import LoadHint, StoreHint
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.winners import kept
-from normgen.schedule.knobs import Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import is_sweep, read_sweep
@@ -51,7 +51,7 @@ LARGEST = 400  # points of a problem: the fastest half and an even share of the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class TimedProblem:
     """The timed schedules of one problem on one device; `hot`: with its tensors in L2."""
 
     problem: Problem
@@ -60,7 +60,7 @@ class Measured:
     points: tuple[tuple[Schedule, float], ...]
 
 
-def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measured]:
+def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[TimedProblem]:
     """Problems and their timed schedules from sweeps and files of records; `thinned`: as many as a fit needs.
 
     Raises UsageError for files without measured schedules.
@@ -87,7 +87,9 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
     if not found:
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))
     chosen = _thinned if thinned else lambda us: list(us.items())
-    return [Measured(problem=p, device=d, place=place, points=tuple(chosen(us))) for p, d, place, us in found.values()]
+    return [
+        TimedProblem(problem=p, device=d, place=place, points=tuple(chosen(us))) for p, d, place, us in found.values()
+    ]
 
 
 def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:
@@ -98,7 +100,7 @@ def _thinned(us: Mapping[Schedule, float]) -> list[tuple[Schedule, float]]:
     return near + far[:: max(1, len(far) // (LARGEST // 2))]
 
 
-def loss(measured: Sequence[Measured], constants: Constants, start: Constants) -> float:
+def loss(measured: Sequence[TimedProblem], constants: Constants, start: Constants) -> float:
     """Weighted variance of the log errors, the mean over problems, plus a share of their means' squares and the pull.
 
     The variance is what the order of a problem's schedules depends on; the mean is a matter of the whole problem.
@@ -109,7 +111,7 @@ def loss(measured: Sequence[Measured], constants: Constants, start: Constants) -
     return total + PULL * sum(_distance(n, after[n], before[n]) ** 2 for n in names) / len(names)
 
 
-def _loss_of(one: Measured, constants: Constants) -> float:
+def _loss_of(one: TimedProblem, constants: Constants) -> float:
     stages = stages_of(one.problem)
 
     def told_us(s: Schedule) -> float:
@@ -133,7 +135,7 @@ def _distance(name: str, value: float, start: float) -> float:
 
 
 def fit_constants(
-    measured: Sequence[Measured],
+    measured: Sequence[TimedProblem],
     start: Constants,
     *,
     keep: Sequence[str] = (),
@@ -155,14 +157,17 @@ def fit_constants(
     return best
 
 
-def paired_factors(measured: Sequence[Measured]) -> dict[str, float]:
+def paired_factors(measured: Sequence[TimedProblem]) -> dict[str, float]:
     """Median over pairs of schedules that differ in one hint alone: time with it over time without."""
     ratios: dict[str, list[float]] = {}
     for one in measured:
         us = dict(one.points)
         limit = PAIRED_NEAR * min(us.values())
         for s, with_us in us.items() if not one.place.is_hot else ():
-            for knob, plain in (("load", replace(s, load=Load.DEFAULT)), ("store", replace(s, store=Store.DEFAULT))):
+            for knob, plain in (
+                ("load", replace(s, load=LoadHint.DEFAULT)),
+                ("store", replace(s, store=StoreHint.DEFAULT)),
+            ):
                 without = us.get(plain)
                 name = _hint_constant(one.problem, s, knob)
                 if name and without is not None and min(with_us, without) <= limit:
@@ -173,8 +178,8 @@ def paired_factors(measured: Sequence[Measured]) -> dict[str, float]:
 def _hint_constant(problem: Problem, s: Schedule, knob: str) -> str:
     """Which constant the cost model applies for that hint; empty: none."""
     if knob == "store":
-        return "store_streaming" if s.store is Store.STREAMING and not problem.column_outputs else ""
-    if s.load in (Load.DEFAULT, Load.EVICT_LAST) or s.hold.reads_again:
+        return "store_streaming" if s.store is StoreHint.STREAMING and not problem.column_outputs else ""
+    if s.load in (LoadHint.DEFAULT, LoadHint.EVICT_LAST) or s.hold.reads_again:
         return ""
     one_stream = len(problem.elem_inputs) == 1
     return "load_past_l1" if one_stream else "load_streams_past_l1"
@@ -185,7 +190,7 @@ def _stiffness(name: str) -> float:
 
 
 def _improved(
-    measured: Sequence[Measured], start: Constants, best: Constants, value: float, name: str, step: float
+    measured: Sequence[TimedProblem], start: Constants, best: Constants, value: float, name: str, step: float
 ) -> tuple[Constants, float]:
     """Scale one constant up or down while the loss falls, three times at most."""
     for factor in (step, 1 / step):

@@ -59,7 +59,7 @@ class Landscape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ReplayReport:
     """Fractions of the optimum after each of EVALUATIONS; 0 where nothing usable was found yet."""
 
     strategy: str
@@ -89,7 +89,7 @@ def swept_problem(key: Mapping[str, Any]) -> Problem:
     return problem_of(Question.of({**key, "spec_sha256": spec.sha256}), spec)  # times outlive a reworded spec
 
 
-def replay(land: Landscape, strategy: str, *, seeds: int, workers: int | None = None) -> Report:
+def replay(land: Landscape, strategy: str, *, seeds: int, workers: int | None = None) -> ReplayReport:
     """Run a strategy with seeds 0 .. seeds - 1. Raises UsageError for an unknown strategy."""
     if strategy not in STRATEGIES:
         raise UsageError("unknown strategy", received=strategy, hint=did_you_mean(strategy, STRATEGIES))
@@ -103,7 +103,7 @@ def replay(land: Landscape, strategy: str, *, seeds: int, workers: int | None = 
     else:
         curves = [run(land, seed) for seed in range(seeds)]
     table = np.array(curves)
-    return Report(
+    return ReplayReport(
         strategy=strategy,
         seeds=seeds,
         median=dict(zip(EVALUATIONS, map(float, np.median(table, axis=0)), strict=True)),
@@ -166,7 +166,7 @@ def _run_tpe(land: Landscape, seed: int) -> list[float]:
     return fractions([land.us[i] for i in known], land.optimum_us)
 
 
-def exact_random(land: Landscape, *, seeds: int) -> Report:
+def exact_random(land: Landscape, *, seeds: int) -> ReplayReport:
     """Random search without replacement, by the hypergeometric distribution of the best rank among n draws."""
     ordered = sorted(us for us in land.us if us is not None)
     size = len(land.us)
@@ -185,7 +185,7 @@ def exact_random(land: Landscape, *, seeds: int) -> Report:
                 return ordered[0] / us
         return 0.0
 
-    return Report(
+    return ReplayReport(
         strategy="random",
         seeds=seeds,
         median={n: fraction(n, 0.5) for n in EVALUATIONS},

@@ -23,7 +23,7 @@ from normgen.errors import NothingValidError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
 from normgen.measure.isolation.start import processes
-from normgen.measure.judge import Fault, Judge, Passed, bench_at
+from normgen.measure.judge import Eliminated, Judge, Passed, bench_at
 from normgen.measure.protocol import Bench, DeviceLostError
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
@@ -38,7 +38,7 @@ from normgen.schedule.space import space, with_default
 from normgen.studies.sweep_file import Sweep
 from normgen.trials.file import resumed, write
 from normgen.trials.head import opening
-from normgen.trials.run import Progress, run
+from normgen.trials.run import RunProgress, run
 from normgen.trials.trial import Trial
 from normgen.trials.versions import environment
 from normgen.tuning.candidate import Built, Checked, Failed, Proposed, Timed, Twin
@@ -157,7 +157,7 @@ class Sweeper:
         for candidate in chosen:
             built = builder.finish(candidate)
             verdict = self._judge.admit(built) if isinstance(built, Built) else built
-            if isinstance(verdict, Failed | Fault):
+            if isinstance(verdict, Failed | Eliminated):
                 failed[candidate.key] = verdict.outcome
         series, faults = self._judge.rerun(
             [c.key for c in chosen if c.key in self._judge.loaded],
@@ -201,7 +201,7 @@ class Sweeper:
         self._batches += 1
         yield from (s for s in states if isinstance(s, Twin))
 
-    def _screen(self, good: list[str]) -> tuple[Mapping[str, Times], Mapping[str, Fault]]:
+    def _screen(self, good: list[str]) -> tuple[Mapping[str, Times], Mapping[str, Eliminated]]:
         """Times of a batch; a kernel that faults is taken out of it, and the others are timed again."""
 
         def run(keys: list[str]) -> Mapping[str, Times]:
@@ -247,7 +247,7 @@ def sweep(
     limit: int | None,
     seed: int,
     opened: Callable[..., Sweep],
-    progress: Progress,
+    progress: RunProgress,
     first: Sequence[Schedule] = (),
 ) -> Sweep:
     """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
@@ -291,7 +291,7 @@ def sweep_on_gpu(
     best: int = 0,
     index: int = 0,
     seed: int = 0,
-    progress: Progress,
+    progress: RunProgress,
 ) -> Sweep:
     """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`.
 

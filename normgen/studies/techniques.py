@@ -14,9 +14,9 @@ from typing import Any
 
 from normgen.cost.model import predicted_us
 from normgen.device import Device
+from normgen.knobs import KNOBS, TABLE
 from normgen.pipeline import planned
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS, TABLE
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from normgen.device import Device
 from normgen.errors import UsageError, refusal_of
-from normgen.files.names import Part, name_part
+from normgen.files.names import NamePart, name_part
 from normgen.files.private import make_private, to_stderr
 from normgen.files.shipped import VERSION
 from normgen.measure.timing import PROTOCOL
@@ -32,7 +32,7 @@ WORKER = (sys.executable, "-m", "normgen.files.loading", "normgen.suites.worker"
 RESPAWNS = 8  # of one place, over a whole suite
 
 
-class Entry(Protocol):
+class CrewEntry(Protocol):
     """One problem of a suite."""
 
     def arguments(self) -> dict[str, Any]: ...
@@ -80,7 +80,7 @@ class SuiteResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class HostPlan:
     """What one host does: which tasks of which suite, on which devices."""
 
     suite: str
@@ -97,7 +97,7 @@ class Plan:
 
 
 def tasks_of(
-    entries: Iterable[Entry], *, trials: int | None, budget_s: float, seed: int
+    entries: Iterable[CrewEntry], *, trials: int | None, budget_s: float, seed: int
 ) -> list[tuple[str, dict[str, Any]]]:
     """(label, arguments of `tune`) of each entry, the most bytes first: a long job at the end keeps one GPU busy."""
     ordered = sorted(entries, key=lambda e: (-e.problem.compulsory_bytes, e.label))
@@ -108,10 +108,10 @@ def tasks_of(
 def suite_id(name: str, tasks: Sequence[tuple[str, Mapping[str, Any]]], device: Device, *, measured: bool) -> str:
     """The same on every host that asks the same of the same GPU model with the same release and protocol."""
     facts = json.dumps([tasks, device.name, measured, VERSION, PROTOCOL], sort_keys=True)
-    return f"{name_part(Part.SUITE, name)}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
+    return f"{name_part(NamePart.SUITE, name)}-{gpu_slug(device)}-{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 
-def tune_suite(plan: Plan, progress: SuiteProgress) -> SuiteResult:
+def tune_suite(plan: HostPlan, progress: SuiteProgress) -> SuiteResult:
     """Tune every job of the plan; winners go to this user's records, on every host that takes part.
 
     Without a storage the queue is this host's own; `resume` goes on with what is left of it. With one, the call joins
@@ -162,7 +162,7 @@ def _queue_file(suite: str) -> Path:
     return folder / f"{suite}.sqlite"
 
 
-def _enter(plan: Plan, store: JobStore) -> None:
+def _enter(plan: HostPlan, store: JobStore) -> None:
     """Put the jobs into the queue, or join those that are there."""
     if plan.restart or not (plan.storage or plan.resume):
         if owners := store.live_owners(plan.suite):
@@ -179,7 +179,7 @@ def _enter(plan: Plan, store: JobStore) -> None:
 class _Crew:
     """The worker processes of this host: started, listened to, replaced when they die."""
 
-    def __init__(self, plan: Plan, store: JobStore, progress: SuiteProgress) -> None:
+    def __init__(self, plan: HostPlan, store: JobStore, progress: SuiteProgress) -> None:
         self._plan = plan
         self._store = store
         self._progress = progress

@@ -12,8 +12,8 @@ from typing import Self
 import optuna
 import sqlalchemy as sql
 
+from normgen.knobs import TABLE
 from normgen.records.record import Record, parse_line
-from normgen.schedule.knobs import TABLE
 from normgen.suites.jobs import StorageError, storage_url
 from normgen.tuning.search.dashboard import close_storage
 

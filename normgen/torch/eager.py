@@ -34,7 +34,7 @@ class Reduced(Protocol):
         """Of the results, by that of what was returned."""
 
 
-class Step:
+class EagerCall:
     """One call, for tensors of some sizes and dtypes: what computes it, and what its gradients need.
 
     kept   None without gradients
@@ -117,7 +117,7 @@ class Eager:
             likely = (self, first.shape, dtype, autocast, kinds)
         if self._has_totals:
             likely = (*likely, self.operators.calls.in_order())
-        step: Step | None = self._known.get(likely)
+        step: EagerCall | None = self._known.get(likely)
         results = NotImplemented if step is None else step.ready.repeated(tensors, scalars)
         if results is NotImplemented:
             tensors = as_wide(tensors, dtype)  # of what is remembered nothing is float64
@@ -132,11 +132,11 @@ class Eager:
         found = results if step.is_as_written else step.returned(results)
         return found if reduced is None else reduced.of(found)
 
-    def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> Step:
+    def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> EagerCall:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
         facts = [None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors]
         key = (likely, apart_of(tensors[self._first]), *facts)
-        found: Step | None = self._known.get(key)
+        found: EagerCall | None = self._known.get(key)
         if found is None:
             found = self._made(
                 tensors, self.operators.dtype(tensors, in_float32=self._in_float32) if dtype is None else dtype
@@ -146,7 +146,7 @@ class Eager:
             self._known[likely] = found
         return found
 
-    def _made(self, tensors: Values, dtype: Any) -> Step:
+    def _made(self, tensors: Values, dtype: Any) -> EagerCall:
         operators = self.operators
         needs = [t is not None and t.requires_grad for t in tensors]
         is_saving = any(needs) and torch.is_grad_enabled()
@@ -154,7 +154,7 @@ class Eager:
             operators.written if is_saving else operators.plainly, tensors, dtype, by_layout=True
         )
         kept = operators.kept(needs, tensors, dtype) if is_saving else None
-        return Step(operators, ready, kept, self._places[is_saving])
+        return EagerCall(operators, ready, kept, self._places[is_saving])
 
 
 class _Applied(torch.autograd.Function):
@@ -162,7 +162,7 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: Step, scalars: tuple[float, ...], results: Values, reduced: Reduced | None, *tensors: Value
+        ctx: Any, step: EagerCall, scalars: tuple[float, ...], results: Values, reduced: Reduced | None, *tensors: Value
     ) -> Any:
         kept = step.kept
         assert kept is not None
@@ -199,7 +199,7 @@ if hasattr(_Applied, "_backward_cls"):
 _apply = super(torch.autograd.Function, _Applied).apply
 
 
-def _finished(step: Step, found: Values, shapes: Sequence[Any], known: Values) -> Values:
+def _finished(step: EagerCall, found: Values, shapes: Sequence[Any], known: Values) -> Values:
     """Gradients in the shapes of what they belong to; with create_graph=True such that say why they have none."""
     gradients = list(found[4:])
     for place, shape in shapes:

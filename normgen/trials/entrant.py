@@ -14,7 +14,7 @@ from normgen.device import Device
 from normgen.errors import NormgenError
 from normgen.measure.isolation.bench import Patience, WorkerBench
 from normgen.measure.isolation.process import Post
-from normgen.measure.judge import Fault, Judge, Passed, bench_at
+from normgen.measure.judge import Eliminated, Judge, Passed, bench_at
 from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.measure.timing import Series
 from normgen.pipeline import emit
@@ -41,14 +41,14 @@ class Draft:
     error: Mapping[str, float] = field(default_factory=dict)
     prepare_s: float = 0.0
 
-    def judged(self, verdict: Passed | Fault) -> bool:
+    def judged(self, verdict: Passed | Eliminated) -> bool:
         """Take down what `measure.judge` found: whether it is right."""
         self.error = verdict.error
-        if isinstance(verdict, Fault):
+        if isinstance(verdict, Eliminated):
             self.fail(verdict)
         return not self.failed
 
-    def fail(self, fault: Fault) -> None:
+    def fail(self, fault: Eliminated) -> None:
         said = one_line(fault.reason)
         self.failed = f"wrong result: {said}" if fault.outcome is Outcome.WRONG_RESULT else said
 

@@ -22,7 +22,7 @@ class Case(Protocol):
     def key(self) -> str: ...
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     def phase(self, name: str) -> None:
         """Another case began."""
 
@@ -52,7 +52,7 @@ def run(
     cases: Sequence[C],
     measure: Callable[[C], Sequence[Any]] | None = None,
     *,
-    progress: Progress,
+    progress: RunProgress,
     words: Callable[[Sequence[Any]], str],
     spread: Callable[[Sequence[C]], Iterator[tuple[C, Sequence[Any]]]] | None = None,
     **how: Unpack[How],

@@ -20,7 +20,7 @@ from normgen.measure.protocol import DeviceLostError
 from normgen.records.memory import reference_us
 from normgen.records.record import Outcome
 from normgen.tuning.candidate import Built, Candidate, Checked, Failed, Proposed, Timed, Twin
-from normgen.tuning.finals import Finish, confirm
+from normgen.tuning.finals import CampaignEnd, confirm
 from normgen.tuning.hearing import Hearing
 from normgen.tuning.progress import Standing
 from normgen.tuning.standings import Reference
@@ -46,7 +46,7 @@ class Campaign(Hearing):
             self._asked += len(batch)
             self._waiting.append(batch)
 
-    def finish(self) -> Finish:
+    def finish(self) -> CampaignEnd:
         """Search until trials, time or points run out, then confirm.
 
         Ctrl-C, or a kernel that takes the device down, ends either with the best so far.
@@ -67,12 +67,12 @@ class Campaign(Hearing):
                 raise
             return self._unconfirmed(end)
 
-    def _unconfirmed(self, end: BaseException) -> Finish:
+    def _unconfirmed(self, end: BaseException) -> CampaignEnd:
         """The best of the search, after an early end."""
         why = "interrupted" if isinstance(end, KeyboardInterrupt) else str(end)
         self.run.note(f"{why}: the winner is the best of the search so far and was not confirmed")
         ranked = self.standings.ranked
-        return Finish(
+        return CampaignEnd(
             winner=ranked[0],
             candidates=tuple(ranked[: self.policy.finalists]),
             roof=self.standings.roof,

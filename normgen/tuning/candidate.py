@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import Device
-from normgen.measure.judge import Fault, Passed
+from normgen.measure.judge import Eliminated, Passed
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Price, Times
 from normgen.records.verified import Verified
@@ -103,8 +103,8 @@ class Built(Candidate):
     def resources(self) -> Resources:
         return resources_of(self.module, self.cubin)
 
-    def judged(self, verdict: Passed | Fault) -> Checked | Failed:
-        if isinstance(verdict, Fault):
+    def judged(self, verdict: Passed | Eliminated) -> Checked | Failed:
+        if isinstance(verdict, Eliminated):
             return self.failed(verdict.outcome, verdict.reason, verdict.error)
         return Checked(**vars(self) | {"error": verdict.error, "verified": verdict.verified})
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from normgen.errors import NothingValidError
 from normgen.files.plain import plain
+from normgen.knobs import Statistics
 from normgen.measure import timing
-from normgen.measure.elsewhere import Elsewhere, Trial
-from normgen.measure.judge import Roof
+from normgen.measure.elsewhere import Elsewhere, FinalistTrial
+from normgen.measure.judge import RoofCosts
 from normgen.measure.timing import Confirmation
 from normgen.records.record import Record
-from normgen.schedule.knobs import Statistics
 from normgen.schedule.legality import statistics
 from normgen.tuning.candidate import Checked, Failed, Proposed, Timed
 from normgen.tuning.hearing import Hearing
@@ -25,7 +25,7 @@ LEFT_OUT_PAYS = 0.01  # of its price, which a kernel that cannot store a statist
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
+class CampaignEnd:
     """What a campaign ends with; times of `candidates` and `confirmation` are of one interleaved run.
 
     candidates  the finalists, fastest first, the default among them
@@ -36,14 +36,14 @@ class Finish:
     winner: Timed
     candidates: tuple[Timed, ...]
     confirmation: Confirmation | None = None
-    roof: Roof
+    roof: RoofCosts
     default_us: float | None
     interrupted: bool = False
     matmul: Mapping[str, Any] = field(default_factory=dict)
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
-def confirm(hearing: Hearing) -> Finish:
+def confirm(hearing: Hearing) -> CampaignEnd:
     """Re-time the fastest with the roof in one interleaved run, and check the winner in full.
 
     A winner that is wrong in a further call is out: those that are left race again. So the calls of a full check are
@@ -72,7 +72,7 @@ def confirm(hearing: Hearing) -> Finish:
     timed = {c.key: c.timed(times[c.key], prices.get(c.key), found.alone_us.get(c.key)) for c in left}
     for candidate in timed.values():
         hearing.take(candidate)
-    return Finish(
+    return CampaignEnd(
         winner=timed[winner.key],
         candidates=tuple(sorted(timed.values(), key=lambda c: (c.key != winner.key, c.times_us.median))),
         confirmation=confirmation,
@@ -147,7 +147,7 @@ def _settled(winner: Checked, us: Mapping[str, float]) -> str:
 def _elsewhere(hearing: Hearing, finalists: list[Checked], confirmation: Confirmation) -> Elsewhere[Checked]:
     """The winner that does not lose between matrix products, and what the finalists take alone."""
     run, policy = hearing.run, hearing.policy
-    found = Trial(
+    found = FinalistTrial(
         hearing.judge,
         finalists,
         confirmation,
@@ -168,7 +168,7 @@ def _elsewhere(hearing: Hearing, finalists: list[Checked], confirmation: Confirm
     return found
 
 
-def finalist_records(hearing: Hearing, finish: Finish) -> tuple[Record, ...]:
+def finalist_records(hearing: Hearing, finish: CampaignEnd) -> tuple[Record, ...]:
     """The finalists' records, the winner first."""
     search = _summary(hearing, finish)
     evidence = {**finish.roof.evidence, "default_us": finish.default_us, "search": search}
@@ -176,7 +176,7 @@ def finalist_records(hearing: Hearing, finish: Finish) -> tuple[Record, ...]:
     return tuple(hearing.run.record(c, **evidence) for c in winner_first)
 
 
-def _summary(hearing: Hearing, finish: Finish) -> dict[str, Any]:
+def _summary(hearing: Hearing, finish: CampaignEnd) -> dict[str, Any]:
     """What a record says of the search that found it."""
     run, confirmation, incumbent = hearing.run, finish.confirmation, hearing.incumbent
     rivals = {c.schedule for c in finish.candidates} if confirmation else set()

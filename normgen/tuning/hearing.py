@@ -9,14 +9,14 @@ from typing import Any
 
 from normgen.cost.work import arithmetic_us
 from normgen.files.plain import plain
-from normgen.measure.judge import Fault, Judge
+from normgen.measure.judge import Eliminated, Judge
 from normgen.measure.protocol import Bench, DeviceLostError
 from normgen.measure.timing import Policy
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.candidate import Built, Candidate, Checked, Failed, Timed
 from normgen.tuning.compile import Builder
-from normgen.tuning.run import Run, brief
+from normgen.tuning.run import TuningRun, brief
 from normgen.tuning.search.search import Search
 from normgen.tuning.standings import Event, Standings
 
@@ -31,7 +31,7 @@ class Hearing:
     turn       held while the device is used: one process at a time
     """
 
-    run: Run
+    run: TuningRun
     _: KW_ONLY
     search: Search
     builder: Builder
@@ -67,7 +67,7 @@ class Hearing:
             self.run.keep(kernel.failed(Outcome.LAUNCH_ERROR, str(lost)))
             raise
 
-    def drop(self, key: str, fault: Fault, among: Mapping[str, Candidate]) -> bool:
+    def drop(self, key: str, fault: Eliminated, among: Mapping[str, Candidate]) -> bool:
         """A kernel faulted: whether its race can be run again without it.
 
         One that was recorded as usable is recorded again; one of `among`, which is under way, will be.

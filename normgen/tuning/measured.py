@@ -21,10 +21,10 @@ from normgen.measure.isolation.turns import device_name, turn
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.records.memory import Memory
+from normgen.records.memory import KnownAnswers
 from normgen.records.place import Place
 from normgen.records.record import Record
-from normgen.records.results import Environment, Results, canonical, results_path
+from normgen.records.results import Environment, KeptResults, canonical, results_path
 from normgen.records.winners import lookup, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
@@ -32,12 +32,12 @@ from normgen.schedule.space import space, with_default
 from normgen.tuning.campaign import Campaign
 from normgen.tuning.compile import Builder
 from normgen.tuning.finals import finalist_records
-from normgen.tuning.run import Run
+from normgen.tuning.run import TuningRun
 from normgen.tuning.search.dashboard import StudyCopy
 from normgen.tuning.search.search import Search
 
 
-def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool]:
+def measure_on_gpu(run: TuningRun, using: Processes) -> tuple[tuple[Record, ...], bool]:
     """Search and confirm on a GPU: the finalists' records, the winner first, and whether Ctrl-C ended it.
 
     Raises NothingValidError when no candidate was usable.
@@ -85,10 +85,10 @@ def own_modules(problem: Problem, device: Device, place: Place) -> list[Module]:
     return [*chain_modules(place.context), *roof_modules(problem, device)]
 
 
-def memory_of(run: Run, policy: Policy) -> Memory:
+def memory_of(run: TuningRun, policy: Policy) -> KnownAnswers:
     """What the run's own file says when it was resumed, and the results of other runs unless they are not wanted."""
     results = results_here(run.problem, run.device, run.place, run.versions, policy=policy, report=run.note)
-    return Memory(own=run.recorded, results=results, reuse=run.reuse)
+    return KnownAnswers(own=run.recorded, results=results, reuse=run.reuse)
 
 
 def results_here(
@@ -99,7 +99,7 @@ def results_here(
     *,
     policy: Policy | None = None,
     report: Callable[[str], None] = to_stderr,
-) -> Results:
+) -> KeptResults:
     """The kept results of a problem, as a run with these versions and this policy would use them."""
     here = Environment(
         spec=problem.spec.sha256,
@@ -109,10 +109,10 @@ def results_here(
         place=str(place),
         policy=canonical(plain(policy or Policy())),
     )
-    return Results(results_path(problem.question, device), here, report=report)
+    return KeptResults(results_path(problem.question, device), here, report=report)
 
 
-def study_copy(run: Run) -> StudyCopy | None:
+def study_copy(run: TuningRun) -> StudyCopy | None:
     """A study of its own for this run, in the storage it was given; named as the run's folder."""
     if run.storage is None:
         return None
@@ -121,7 +121,7 @@ def study_copy(run: Run) -> StudyCopy | None:
     return copy
 
 
-def prepare(run: Run, *, copy: StudyCopy | None = None) -> tuple[Search, Schedule, Schedule | None]:
+def prepare(run: TuningRun, *, copy: StudyCopy | None = None) -> tuple[Search, Schedule, Schedule | None]:
     """The search over the legal set ordered by the cost model, the default, and the incumbent if there is one."""
     default = default_schedule(run.problem, run.device)
     legal = with_default(space(run.problem, run.device).legal, default)

@@ -9,15 +9,15 @@ from normgen.cost.model import predicted_us
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.pool import CompilePool
 from normgen.errors import NormgenError, NothingValidError
+from normgen.knobs import SoftmaxMethod
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.records.record import Outcome, Record
-from normgen.schedule.knobs import Softmax
 from normgen.tuning.candidate import Built, Failed, Predicted, Proposed, Settled, Twin, local_bytes, misfit
 from normgen.tuning.compile import Builder, Finished
 from normgen.tuning.measured import prepare
 from normgen.tuning.progress import Standing
-from normgen.tuning.run import Run, brief
+from normgen.tuning.run import TuningRun, brief
 
 COMPILED = 40  # schedules worth compiling when nothing is measured
 COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
@@ -26,7 +26,7 @@ CHECKED = 12  # kernels that may fail on the CPU executor before the run gives u
 _WHY_CHECKED = "no kernel leaves that was not compared with the reference"
 
 
-def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
+def predict_without_gpu(run: TuningRun) -> tuple[tuple[Record, ...], bool]:
     """The best by the cost model that passes the CPU executor, then its rivals; and whether Ctrl-C ended it.
 
     Raises NothingValidError when none compiles, fits and is right.
@@ -73,7 +73,7 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
     return tuple(run.record(c, default_us=default_us, search=summary) for c in ranked), interrupted
 
 
-def compile_all(run: Run, builder: Builder, proposed: list[Proposed], done: Callable[[Settled], None]) -> None:
+def compile_all(run: TuningRun, builder: Builder, proposed: list[Proposed], done: Callable[[Settled], None]) -> None:
     """Emit all, then collect their cubins; what has none, or fits no SM, is recorded here.
 
     Once one kernel is there, the others are waited for until the time for it is over.
@@ -109,7 +109,7 @@ def compile_all(run: Run, builder: Builder, proposed: list[Proposed], done: Call
         run.note(f"the budget ended while kernels were compiled: {late} of {len(proposed)} schedules were not")
 
 
-def _standing(run: Run, done: int, total: int, best: Predicted | None) -> Standing:
+def _standing(run: TuningRun, done: int, total: int, best: Predicted | None) -> Standing:
     return Standing(
         trials=done,
         trials_max=total,
@@ -125,7 +125,7 @@ def _is_to_build(known: Record | None) -> bool:
     return known is None or known.outcome is Outcome.PREDICTED
 
 
-def _fitting(run: Run, built: Built, known: Record | None) -> Predicted | Failed:
+def _fitting(run: TuningRun, built: Built, known: Record | None) -> Predicted | Failed:
     """With the word of the cost model that now knows the registers, where a block fits an SM."""
     if reason := misfit(built.resources, run.device):
         return built.failed(Outcome.ILLEGAL, reason)
@@ -141,7 +141,7 @@ def rank(candidates: list[Predicted]) -> list[Predicted]:
     return sorted(candidates, key=lambda c: (local_bytes(c.resources) > 0, c.predicted_us or 0.0, c.registers, c.key))
 
 
-def first_right(run: Run, ranked: list[Predicted]) -> list[Predicted]:
+def first_right(run: TuningRun, ranked: list[Predicted]) -> list[Predicted]:
     """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out.
 
     The first is checked even if the budget is over.
@@ -165,7 +165,7 @@ def first_right(run: Run, ranked: list[Predicted]) -> list[Predicted]:
     raise NothingValidError("no kernel passed the CPU executor", received=run.counted, hint=str(run.candidates_path))
 
 
-def checked(run: Run, candidate: Predicted) -> Predicted | Failed:
+def checked(run: TuningRun, candidate: Predicted) -> Predicted | Failed:
     """Run the candidate on the CPU executor."""
     if candidate.verified:
         run.note("verified on the CPU executor before the run was resumed")
@@ -193,13 +193,13 @@ def way(candidate: Predicted) -> tuple[str, ...]:
     return schedule.variance, schedule.softmax, schedule.reduce_with
 
 
-def unchecked(run: Run, ranked: list[Predicted], why: str) -> list[Predicted]:
+def unchecked(run: TuningRun, ranked: list[Predicted], why: str) -> list[Predicted]:
     """The ranking without a check, and a line that says so: only methods that look at a row twice lose no accuracy.
 
     Raises NothingValidError if no such schedule was compiled.
     """
     chosen = ((candidate, candidate.schedule) for candidate in ranked)
-    trusted = [c for c, s in chosen if not s.variance.looks_once and s.softmax is Softmax.TWO_PASS]
+    trusted = [c for c, s in chosen if not s.variance.looks_once and s.softmax is SoftmaxMethod.TWO_PASS]
     run.note(f"not verified, and only methods that go over a row twice were considered: {why}")
     if not trusted:
         raise NothingValidError("no schedule that goes over a row twice is among those compiled", received=why)

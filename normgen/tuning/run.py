@@ -20,7 +20,7 @@ from normgen.files.private import make_private
 from normgen.problem.problem import Problem
 from normgen.problem.words import file_stem
 from normgen.records.lines import append
-from normgen.records.memory import Memory
+from normgen.records.memory import KnownAnswers
 from normgen.records.place import Place
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, needs_state, state_folder
@@ -76,7 +76,7 @@ class Clock:
 
 
 @dataclass(kw_only=True)
-class Run:
+class TuningRun:
     """What every part of a run needs to know, and the file its candidates go to."""
 
     problem: Problem
@@ -93,7 +93,7 @@ class Run:
     goes_on: bool = False
     reuse: bool = True
     recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
-    memory: Memory = field(default_factory=Memory)
+    memory: KnownAnswers = field(default_factory=KnownAnswers)
     study: Study | None = None
     storage: str | None = None
     counts: Counter[str] = field(default_factory=Counter)
@@ -185,7 +185,7 @@ class Run:
         for record in others:
             self._append(record)
         self.recorded = (*self.recorded, *others)
-        self.memory = Memory(own=self.recorded)
+        self.memory = KnownAnswers(own=self.recorded)
         if others:
             self.note(f"{len(others)} candidates of this run were recorded by another process")
 
@@ -242,7 +242,7 @@ def open_run(
     storage: str | None = None,
     clock: Clock | None = None,
     goes_on: bool = False,
-) -> Iterator[Run]:
+) -> Iterator[TuningRun]:
     """A run with a fresh folder under the state folder.
 
     resume   go on in the folder of the newest run that asked the same and did not finish, where there is one
@@ -252,7 +252,7 @@ def open_run(
     clock    one that has been running for this run already
     goes_on  to all the trials there is time for, whatever they promise
     """
-    run = Run(
+    run = TuningRun(
         problem=problem,
         device=device,
         place=place,
@@ -279,13 +279,13 @@ def open_run(
         os.close(lock)
 
 
-def _folder_of(run: Run, *, resume: bool) -> int:
+def _folder_of(run: TuningRun, *, resume: bool) -> int:
     """The lock of the folder to work in: an interrupted run's, where there is one to go on with, or a fresh one."""
     lock = _go_on(run) if resume else -1
     return lock if lock >= 0 else _begin(run)
 
 
-def _begin(run: Run) -> int:
+def _begin(run: TuningRun) -> int:
     """A fresh folder, locked."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     name = f"{stamp}-{file_stem(run.problem)}-{gpu_slug(run.device)}-{os.getpid()}"
@@ -296,7 +296,7 @@ def _begin(run: Run) -> int:
     return lock
 
 
-def _go_on(run: Run) -> int:
+def _go_on(run: TuningRun) -> int:
     """The folder and the records of the run that was interrupted; -1 when there is none."""
     found = resuming.find_unfinished(state_folder() / "runs", run.asked)
     if found.folder is None:
@@ -304,7 +304,7 @@ def _go_on(run: Run) -> int:
         return -1
     run.folder = found.folder
     run.recorded, damaged = resuming.recover(run.candidates_path)
-    run.memory = Memory(own=run.recorded)
+    run.memory = KnownAnswers(own=run.recorded)
     aside = f"; {damaged} damaged lines were set aside" if damaged else ""
     run.note(f"resumed {found.folder.name} with {len(run.recorded)} recorded candidates{aside}")
     return found.lock

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normgen.measure.judge import Roof
+from normgen.measure.judge import RoofCosts
 from normgen.schedule.policy import costs_to_others
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.candidate import Candidate, Failed, Timed
@@ -27,7 +27,7 @@ class Reference:
         return self if self.baseline_us else replace(self, baseline_us=us)
 
 
-Event = Timed | Failed | Reference | Roof
+Event = Timed | Failed | Reference | RoofCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class Standings:
     settled: Mapping[str, Timed | Failed] = field(default_factory=dict)
     reference: Reference | None = None
     baseline_us: float | None = None
-    roof: Roof = field(default_factory=Roof)
+    roof: RoofCosts = field(default_factory=RoofCosts)
 
     def after(self, event: Event) -> Standings:
         match event:
-            case Roof():
+            case RoofCosts():
                 return replace(self, roof=event)
             case Reference():
                 return replace(self, reference=event, baseline_us=event.baseline_us)

@@ -13,7 +13,7 @@ from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.export import export_record, require_folder, require_room, ships
 from normgen.export.groups import NoHeaderError
 from normgen.files.private import write_atomically
-from normgen.measure.isolation.start import Found, Start
+from normgen.measure.isolation.start import Start, StartedGpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.problem.question import ASKED, Asked, check_kinds
@@ -30,7 +30,7 @@ from normgen.tuning.measured import measure_on_gpu
 from normgen.tuning.predicted import predict_without_gpu
 from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S, Progress, Silent
 from normgen.tuning.result import Result
-from normgen.tuning.run import Clock, Run, Study, open_run
+from normgen.tuning.run import Clock, Study, TuningRun, open_run
 
 PROVE = "`normgen export winner.jsonl` compares it and writes one where there is a C++ compiler"
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
@@ -174,7 +174,7 @@ def _tuned(
         return conclude(run, records, interrupted=interrupted, output=output, replace=replace)
 
 
-def _finalists(run: Run, gpu: Found | None) -> tuple[tuple[Record, ...], bool]:
+def _finalists(run: TuningRun, gpu: StartedGpu | None) -> tuple[tuple[Record, ...], bool]:
     """Measured where there is a GPU, else predicted; and whether Ctrl-C ended it."""
     if gpu is None:
         return predict_without_gpu(run)
@@ -194,7 +194,7 @@ def _problem(op: Given, shape: str | int | tuple[int, ...], question: Asked) -> 
 
 
 def conclude(
-    run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None, replace: bool = False
+    run: TuningRun, records: tuple[Record, ...], *, interrupted: bool, output: Path | None, replace: bool = False
 ) -> Result:
     """Write the winner's record and header, adopt it among the user's winners, and gather the result.
 

@@ -29,7 +29,7 @@ from normgen.verify.contraction.sides import (
 )
 from normgen.verify.error_model import ColumnSum, Float32Error, sums_of_groups
 from normgen.verify.interpret import Array, constants, drawn, seeds_of, spread_over_rows
-from normgen.verify.program_walk import Walk
+from normgen.verify.program_walk import ValueWalk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs, of_rows
 from normgen.verify.sources import Formulas, OpenWalk, walk_opener
@@ -373,7 +373,7 @@ class _Model:
         """How many sums over rows a column of it has."""
         return self.problem.batches if tensor.kind.by_batch else 1
 
-    def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, block: NDArray[np.intp], end: int) -> ColumnSum:
+    def _part(self, evaluation: ValueWalk[Bounded], tensor: TensorUse, block: NDArray[np.intp], end: int) -> ColumnSum:
         """What the walk's rows before `end` add to a sum over rows."""
         walked, _ = self._places(block)
         rows = len(walked)
@@ -389,7 +389,7 @@ class _Model:
         is_random = bool(given) and all(t.kind.is_elem for t in given)
         return self.arithmetic.total_part(added, rows, of_elements=of_elements, is_random=is_random)
 
-    def _open(self, block: NDArray[np.intp]) -> tuple[Walk[Bounded], dict[str, Array]]:
+    def _open(self, block: NDArray[np.intp]) -> tuple[ValueWalk[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""
         values = {name: self._values(name, block) for name in self.inputs.arrays}
         known = {name: Bounded(value) for name, value in values.items()}

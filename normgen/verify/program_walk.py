@@ -26,7 +26,7 @@ V = TypeVar("V")
 R = TypeVar("R", covariant=True)
 
 
-class Walk(Protocol[R]):
+class ValueWalk(Protocol[R]):
     """Values by name, each evaluated when it is first asked for."""
 
     def value(self, name: str) -> R: ...

@@ -11,11 +11,11 @@ from normgen.verify.bounded import Bounded
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import Float32Error
 from normgen.verify.interpret import Evaluation, formula_table, spec_formulas
-from normgen.verify.program_walk import ProgramWalk, Walk
+from normgen.verify.program_walk import ProgramWalk, ValueWalk
 from normgen.verify.reference import backward_formulas
 
 Formulas = Iterable[Formula | tuple[str, str]]
-OpenWalk = Callable[[Float32Error, dict[str, Bounded]], Walk[Bounded]]
+OpenWalk = Callable[[Float32Error, dict[str, Bounded]], ValueWalk[Bounded]]
 
 
 def walk_opener(problem: Problem, given: Collection[str], formulas: Formulas | None = None) -> OpenWalk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.bench.peers import Options
 from normgen.bench.peers.bench import PeerBench
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.launch import LoadedModule
 
@@ -14,7 +14,7 @@ MODULE = Module(
     instructions="",
     text='extern "C" __global__ void stray(int count) { *reinterpret_cast<volatile int*>(8ull) = count; }\n',
     kernels=(
-        Kernel(
+        KernelEntry(
             name="stray",
             params=(Param(name="count", ctype="int", source=Source.ROWS),),
             launch=Launch(threads=32, blocks=1),

@@ -19,7 +19,7 @@ from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import Device
 from normgen.errors import DriverError
-from normgen.measure.clocks import Watch
+from normgen.measure.clocks import ClockWatch
 from normgen.measure.data import sample_inputs
 from normgen.measure.gpu import COPY, GpuBench
 from normgen.measure.protocol import Check
@@ -52,7 +52,7 @@ class SimulatedGpu(SimulatedTimer, GpuBench):
         if "no_memory" in self._words:
             raise DriverError("the CUDA driver must allocate 1 bytes", code="CUDA_ERROR_OUT_OF_MEMORY")
         self.inputs = sample_inputs(problem, seed=settings["seed"])
-        self._replays, self._watch = {}, Watch(None)
+        self._replays, self._watch = {}, ClockWatch(None)
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
         assert cubin.data.startswith(b"\x7fELF")

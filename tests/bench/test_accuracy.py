@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from normgen.bench.accuracy import measure as measuring
 from normgen.bench.accuracy import table as tables
-from normgen.bench.accuracy.cells import Asked, Cell, Compared, Error
-from normgen.bench.accuracy.errors import Tally, ulps_at
+from normgen.bench.accuracy.cells import Cell, CellsAsked, Compared, Error
+from normgen.bench.accuracy.errors import ErrorTally, ulps_at
 from normgen.bench.accuracy.kernels import OnCpu
 from normgen.bench.accuracy.measure import measure
 from normgen.bench.accuracy.table import Table, fill
@@ -45,7 +45,9 @@ class Told(Silent):
 
 
 CELL = Cell(op="layernorm", direction="forward", dtype="bf16", family="normal", cols=96, rows=20)
-SMALL = Asked(ops=("layernorm",), dtypes=("bf16",), families=("normal", "tiny"), cols=(33, 96), rows=6, elements=600)
+SMALL = CellsAsked(
+    ops=("layernorm",), dtypes=("bf16",), families=("normal", "tiny"), cols=(33, 96), rows=6, elements=600
+)
 
 
 class Exact:
@@ -86,7 +88,7 @@ def test_an_ulp_is_the_distance_of_the_dtypes_numbers(value: float, dtype: DType
 def test_errors_are_gathered_over_blocks_and_what_should_not_be_finite_is_left_out() -> None:
     want = np.array([[1.0, 2.0], [4.0, np.inf], [1e39, 1.0], [1.0, 1.0]])
     got = np.array([[1.25, 2.0], [4.0, 0.0], [np.inf, 1.0], [1.0, np.nan]])
-    whole, blocks = Tally(F32), Tally(F32)
+    whole, blocks = ErrorTally(F32), ErrorTally(F32)
     for tally, cuts in ((whole, (0, 4)), (blocks, (0, 1, 3, 4))):
         tally.begin(4)
         for start, end in pairwise(cuts):
@@ -103,7 +105,7 @@ def test_errors_are_gathered_over_blocks_and_what_should_not_be_finite_is_left_o
 @pytest.mark.parametrize("summed", [False, True])
 def test_rows_or_summed_columns_are_what_decides(summed: bool) -> None:
     errors = np.array([[3.0, 1.0, 3.0, 1.0, 1.0], *[[0.0] * 5] * 8])  # one row, five columns
-    tally = Tally(F32, summed=summed)
+    tally = ErrorTally(F32, summed=summed)
     tally.begin(9)
     for start, end in ((0, 4), (4, 9)):
         tally.add(start, errors[start:end], np.zeros((end - start, 5)))
@@ -150,7 +152,7 @@ def test_a_cell_is_worse_only_where_enough_columns_say_so(columns: int) -> None:
     """Errors of 3, and torch's of 1, in so many of a thousand columns that are summed: 1.25 x 2.4."""
 
     def error(size: float) -> Error:
-        tally = Tally(F32, summed=True)
+        tally = ErrorTally(F32, summed=True)
         tally.begin(1)
         tally.add(0, np.where(np.arange(1000) < columns, size, 0.0)[None], np.zeros((1, 1000)))
         return tally.error()
@@ -166,7 +168,7 @@ def test_chance_makes_few_cells_worse_whose_error_is_at_the_limit() -> None:
     for _ in range(2000):
         both = []
         for size in (1.25, 1.0):
-            tally = Tally(F32, summed=True)
+            tally = ErrorTally(F32, summed=True)
             tally.begin(1)
             tally.add(0, size * rng.standard_normal((1, 30)), np.zeros((1, 30)))
             both.append(tally.error())
@@ -222,7 +224,7 @@ def test_a_result_that_is_not_finite_is_counted_and_over_the_bound(value: float)
 
 
 def test_few_columns_that_are_summed_are_drawn_again() -> None:
-    asked = Asked(ops=("rmsnorm",), families=("normal",), cols=(96, 1000), rows=10_000)
+    asked = CellsAsked(ops=("rmsnorm",), families=("normal",), cols=(96, 1000), rows=10_000)
     draws = {(c.direction, c.cols): c.draws for c in asked.cells() if c.dtype == "f32"}
     assert draws == {("forward", 96): 1, ("backward", 96): 17, ("forward", 1000): 1, ("backward", 1000): 1}
     place = Exact()
@@ -244,7 +246,7 @@ def test_a_gradient_that_is_summed_over_rows_is_held_to_all_of_them() -> None:
 
 
 def test_rows_are_as_many_as_the_elements_allow_and_a_cell_is_of_finite_rows_that_fit() -> None:
-    cells = list(Asked(rows=100, elements=96 * 50, cols=(33, 96)).cells())
+    cells = list(CellsAsked(rows=100, elements=96 * 50, cols=(33, 96)).cells())
     assert {cell.rows for cell in cells if cell.cols == 33} == {100}
     assert {cell.rows for cell in cells if cell.cols == 96} == {50}
     assert len(set(cells)) == len(cells)
@@ -252,7 +254,7 @@ def test_rows_are_as_many_as_the_elements_allow_and_a_cell_is_of_finite_rows_tha
     assert ("softmax", "masked") in families
     assert not families & {("layernorm", "masked"), ("layernorm", "nan"), ("softmax", "inf")}
     with pytest.raises(UsageError, match="families of an accuracy table"):
-        Asked(families=("normale",))
+        CellsAsked(families=("normale",))
 
 
 @needs_compiler

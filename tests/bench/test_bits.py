@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normgen.bench import peers
-from normgen.bench.accuracy.bits import PAIRS, Bits, Differing, Pair, _other_bits, check_known, run_pairs
+from normgen.bench.accuracy.bits import PAIRS, Bits, Differing, PeerPair, _other_bits, check_known, run_pairs
 from normgen.bench.accuracy.kernels import OnCpu
 from normgen.errors import NotOfferedError, UsageError
 from normgen.report.language import bits_part
@@ -20,7 +20,7 @@ from normgen.tuning.progress import Silent
 HUGGING_FACE = [pair for pair in PAIRS if pair.peer == "transformers"]
 
 
-def nobody(pairs: tuple[Pair, ...], monkeypatch: pytest.MonkeyPatch) -> Bits:
+def nobody(pairs: tuple[PeerPair, ...], monkeypatch: pytest.MonkeyPatch) -> Bits:
     """A run where no library is installed."""
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda _: None)
     return run_pairs(pairs, OnCpu(), values=1, seed=0, progress=Silent())
@@ -69,7 +69,7 @@ def test_a_spec_that_no_library_is_called_for_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pair", HUGGING_FACE, ids=lambda pair: pair.function)
-def test_few_bits_differ_from_transformers(pair: Pair) -> None:
+def test_few_bits_differ_from_transformers(pair: PeerPair) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     (found, *_) = run_pairs((pair,), OnCpu(), values=100_000, seed=1, progress=Silent()).found
@@ -81,7 +81,7 @@ def test_another_rounding_is_seen_beside_transformers() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     llama = peers.load_peer("transformers")
-    once = Pair(spec="rmsnorm", peer="transformers", function="LlamaRMSNorm", asked={"without": ("rstd",)})
+    once = PeerPair(spec="rmsnorm", peer="transformers", function="LlamaRMSNorm", asked={"without": ("rstd",)})
     assert ("rmsnorm", "forward") not in llama._FUNCTIONS  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(llama._FUNCTIONS, ("rmsnorm", "forward"), llama._FUNCTIONS["llama_rmsnorm", "forward"])  # type: ignore[attr-defined]

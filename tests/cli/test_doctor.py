@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from normgen.cli import doctor
-from normgen.cli.doctor import Check, Report, Status, diagnose
+from normgen.cli.doctor import DoctorCheck, DoctorReport, Status, diagnose
 from normgen.cuda import nvrtc
 from normgen.errors import NoDeviceError
 from normgen.files.plain import plain
@@ -23,7 +23,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def _check(report: Report, name: str) -> Check:
+def _check(report: DoctorReport, name: str) -> DoctorCheck:
     return next(check for check in report.checks if check.name == name)
 
 
@@ -83,7 +83,7 @@ def test_a_cache_folder_that_cannot_be_made_is_a_warning(monkeypatch: pytest.Mon
 
 
 def test_a_check_that_breaks_is_reported_not_raised() -> None:
-    def broken() -> Check:
+    def broken() -> DoctorCheck:
         raise ZeroDivisionError("in a check")
 
     check = doctor._safely("odd", broken)
@@ -91,10 +91,10 @@ def test_a_check_that_breaks_is_reported_not_raised() -> None:
 
 
 def test_the_text_has_a_line_per_check_and_its_advice_below() -> None:
-    report = Report(
+    report = DoctorReport(
         checks=(
-            *(Check(name=name, status=Status.OK, found="fine") for name in NAMES[:-1]),
-            Check(name="cache folder", status=Status.WARN, found="full", advice="empty it"),
+            *(DoctorCheck(name=name, status=Status.OK, found="fine") for name in NAMES[:-1]),
+            DoctorCheck(name="cache folder", status=Status.WARN, found="full", advice="empty it"),
         )
     )
     lines = str(report).splitlines()

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from normgen.device import Device
+from normgen.knobs import KNOBS, Copy, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS, Copy, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 
@@ -109,7 +109,7 @@ def ways(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
         if told <= seen or refusal(problem, start, device) is not None:
             continue
         for point in walk(problem, start, device, rng, SHORT_WALK):
-            if point.variance is Variance.SUM_OF_SQUARES:  # loses rows with a large mean
+            if point.variance is VarianceMethod.SUM_OF_SQUARES:  # loses rows with a large mean
                 continue
             if not (told := way(problem, point)) <= seen:
                 seen |= told

@@ -13,6 +13,7 @@ from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError, UsageError, VerificationError
+from normgen.knobs import ColumnWay
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -22,7 +23,6 @@ from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of as problem_of_key
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
@@ -119,7 +119,7 @@ def cases(direction: str, shipped: Spec = ADALN, other: Spec = GATED) -> list[Ca
 def summed(problem: Problem, schedule: Schedule, first: int) -> Iterator[Schedule]:
     """The schedule with each way to sum that is legal, from the first on."""
     for way in (*SUMMED, *SUMMED)[first % len(SUMMED) :]:
-        own = replace(schedule, columns=Columns(way))
+        own = replace(schedule, columns=ColumnWay(way))
         if way != "atomic":
             own = replace(own, persistent=max(1, own.persistent))
         if refusal(problem, own, DEVICE) is None:
@@ -175,7 +175,7 @@ BACKWARD = {
 def test_the_check_of_a_backward_kernel_has_batches_of_every_length(of: str) -> None:
     spec, asked = BACKWARD[of]
     problem = problem_for(spec, shape="4x12x64", direction="backward", **asked)
-    own = {"columns": Columns.ATOMIC, "threads_per_row": 32, "vector": 2, "persistent": 1}
+    own = {"columns": ColumnWay.ATOMIC, "threads_per_row": 32, "vector": 2, "persistent": 1}
     schedule = Schedule(**own) if problem.deterministic else default_schedule(problem, H200)
     assert refusal(problem, schedule, H200) is None
     found = check_on_cpu(problem, emit(problem, schedule), most_elements=1 << 16)
@@ -219,7 +219,7 @@ def test_a_grid_is_cut_into_equal_shares_of_the_batches() -> None:
 def test_the_last_block_at_a_tile_does_not_add_batches() -> None:
     problem = problem_for(ADALN, shape="8x512x1024", dtype="bf16", direction="backward")
     schedule = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, persistent=2)
-    said = refusal(problem, replace(schedule, columns=Columns.PARTIALS_LAST_TILE), H200)
+    said = refusal(problem, replace(schedule, columns=ColumnWay.PARTIALS_LAST_TILE), H200)
     assert said is not None
     assert said.startswith("the last block at a tile would add it for every batch")
 

@@ -11,10 +11,10 @@ from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module, nvrtc_version
 from normgen.device import target
 from normgen.errors import NormgenError
+from normgen.knobs import DependentLaunch
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.legality import refusal
 from normgen.schedule.policy import CHAINED_BYTES
 from normgen.schedule.schedule import Schedule, schedule_from

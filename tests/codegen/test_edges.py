@@ -11,9 +11,9 @@ import pytest
 from normgen import verify
 from normgen.cpu import find_compiler
 from normgen.device import target
+from normgen.knobs import Copy, Edges, Hold, Params
 from normgen.pipeline import emit, planned
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Copy, Edges, Hold, Params
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load

@@ -12,12 +12,12 @@ import pytest
 from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.knobs import ColumnWay
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import parse
@@ -169,7 +169,7 @@ LAST_BLOCK = """\
 def test_the_text_of_who_adds_the_columns_of_a_group(columns: str, text: str) -> None:
     spec = parse(ALONE.replace("ROLE", "parameter").replace("GROUP", "15"))
     problem = problem_for(spec, shape="64x120", direction="backward", gradients=("weight",))
-    schedule = Schedule(threads_per_row=16, rows_per_block=2, vector=2, columns=Columns(columns))
+    schedule = Schedule(threads_per_row=16, rows_per_block=2, vector=2, columns=ColumnWay(columns))
     schedule = schedule if columns == ATOMIC else replace(schedule, **WALKING)
     assert text in emit(problem, schedule).text
 
@@ -189,7 +189,7 @@ def test_the_gradient_of_a_group_is_that_of_its_columns_added_up(role: str, colu
     asked = {} if role == "parameter" else {"batches": batches}
     problem = problem_for(spec, shape=(rows, cols), direction="backward", gradients=("weight",), **asked)
     assert [t.name for t in problem.tensors if t.is_written] == ["dweight"]
-    schedule = Schedule(threads_per_row=16, rows_per_block=2, vector=2, columns=Columns(columns))
+    schedule = Schedule(threads_per_row=16, rows_per_block=2, vector=2, columns=ColumnWay(columns))
     schedule = schedule if columns in (ATOMIC, "shared_atomic") else replace(schedule, **WALKING)
     found, given = np.full(shape, np.nan, np.float32), {"dy": dy, "x": x}
     sizes = {"rows": rows, "cols": cols} | ({"rows_per_batch": rows // batches} if asked else {})
@@ -223,7 +223,7 @@ def test_the_program_says_what_is_stored() -> None:
 
 def test_no_block_is_the_last_at_a_group() -> None:
     problem: Problem = problem_for(of("parameter", 20, 40), shape="48x120", direction="backward")
-    schedule = Schedule(threads_per_row=16, rows_per_block=4, vector=2, columns=Columns(LAST), **WALKING)
+    schedule = Schedule(threads_per_row=16, rows_per_block=4, vector=2, columns=ColumnWay(LAST), **WALKING)
     assert "the columns of a group may lie in several tiles" in str(refusal(problem, schedule, H200))
     of_columns = problem_for(of("parameter", 20, 40), shape="48x120", direction="backward", gradients=("x", "gain"))
     assert refusal(of_columns, schedule, H200) is None

@@ -13,13 +13,13 @@ from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import UsageError, VerificationError
+from normgen.knobs import Params
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.ir import Map, Statement
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import Params
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import Plan
 from normgen.schedule.schedule import Schedule

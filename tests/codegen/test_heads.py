@@ -12,6 +12,7 @@ from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError, UsageError, VerificationError
+from normgen.knobs import ColumnWay
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -20,7 +21,6 @@ from normgen.program.ir import Reduce, Statement
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of as problem_of_key
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
@@ -114,7 +114,7 @@ CHECKED = {
 def test_the_check_has_heads_of_every_number(of: str) -> None:
     spec, asked = CHECKED[of]
     problem = problem_for(spec, shape="12x4x64", **asked)
-    own = {"columns": Columns.ATOMIC, "threads_per_row": 32, "vector": 2, "persistent": 1}
+    own = {"columns": ColumnWay.ATOMIC, "threads_per_row": 32, "vector": 2, "persistent": 1}
     schedule = Schedule(**own) if problem.deterministic else default_schedule(problem, H200)
     assert refusal(problem, schedule, H200) is None
     found = check_on_cpu(problem, emit(problem, schedule), most_elements=1 << 16)

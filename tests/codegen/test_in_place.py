@@ -13,12 +13,12 @@ from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import UsageError
+from normgen.knobs import LoadHint
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import fallback_schedules
-from normgen.schedule.knobs import Load
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
@@ -178,8 +178,8 @@ def test_a_pivot_is_read_before_what_it_is_part_of_is_overwritten() -> None:
     assert check_on_cpu(problem, emit(problem, shifted)).ok
 
 
-@pytest.mark.parametrize("hint", [Load.DEFAULT, Load.EVICT_FIRST, Load.NO_ALLOCATE])
-def test_what_is_overwritten_is_not_read_through_the_read_only_cache(hint: Load) -> None:
+@pytest.mark.parametrize("hint", [LoadHint.DEFAULT, LoadHint.EVICT_FIRST, LoadHint.NO_ALLOCATE])
+def test_what_is_overwritten_is_not_read_through_the_read_only_cache(hint: LoadHint) -> None:
     schedule = Schedule(threads_per_row=64, vector=4, load=hint, unroll=1)
     texts = {}
     for place in ({}, {"y": "x"}):

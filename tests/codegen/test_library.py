@@ -17,7 +17,7 @@ from normgen.codegen.statements import identifiers
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
 from normgen.errors import NormgenError
-from normgen.schedule.knobs import Load, Store
+from normgen.knobs import LoadHint, StoreHint
 
 FOLDER = Path(str(resources.files("normgen.codegen") / "library"))
 OVERLOADED = {"element", "pack"}  # one of each for a stored type
@@ -147,7 +147,7 @@ def test_the_executor_has_every_function_of_the_hardware() -> None:
                 assert re.search(rf"\b{name}\b", shim), name
 
 
-@pytest.mark.parametrize("hint", sorted({h.value for h in (*Load, *Store)}))
+@pytest.mark.parametrize("hint", sorted({h.value for h in (*LoadHint, *StoreHint)}))
 def test_every_cache_hint_is_a_type_of_its_file(hint: str) -> None:
     kind = "".join(word.capitalize() for word in hint.split("_"))
     [*_, file] = needed({kind})

@@ -11,10 +11,10 @@ from normgen import verify
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.knobs import ReduceWith
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import ReduceWith
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from normgen import verify
 from normgen.cpu import build, find_compiler
+from normgen.knobs import Hold
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Hold
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 

@@ -8,12 +8,12 @@ import pytest
 
 from normgen.cpu import find_compiler
 from normgen.device import target
+from normgen.knobs import KNOBS, ColumnWay
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import general_schedules
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import KNOBS, Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
@@ -43,7 +43,7 @@ def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str
     schedule = replace(schedule, persistent=0 if columns in ("atomic", "shared_atomic") else 2)
     assert refusal(backward(), schedule, H200) is None
     reason = refusal(backward(deterministic=True), schedule, H200)
-    if Columns(columns).is_deterministic:
+    if ColumnWay(columns).is_deterministic:
         assert reason is None
     else:
         assert reason is not None
@@ -52,7 +52,7 @@ def test_a_promise_of_the_same_bits_refuses_atomics_with_a_sentence(columns: str
 
 def test_the_space_of_a_deterministic_problem_has_no_atomics() -> None:
     found = {s.columns for s in space(backward(shape="1024x1024", deterministic=True), H200).legal}
-    assert found == {"partials_two_kernels"} < {way for way in Columns if way.is_deterministic}
+    assert found == {"partials_two_kernels"} < {way for way in ColumnWay if way.is_deterministic}
     assert default_schedule(backward(shape="4096x1024", deterministic=True), H200).columns.is_deterministic
 
 

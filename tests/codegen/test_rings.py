@@ -17,10 +17,10 @@ from normgen import verify
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.knobs import KNOBS
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import shared_bytes
 from normgen.schedule.schedule import Schedule

@@ -11,11 +11,11 @@ import pytest
 from normgen import verify
 from normgen.cpu import find_compiler
 from normgen.device import target
+from normgen.knobs import ColumnWay, Copy, Edges, Hold, Params, RowOrder
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Params, RowOrder
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -112,7 +112,12 @@ def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows: int, knobs
 @pytest.mark.parametrize(
     ("op", "asked", "knobs", "reason"),
     [
-        ("rmsnorm", {"shape": "4096x1024", "direction": "backward"}, {"columns": Columns.ATOMIC}, "blocks of one tile"),
+        (
+            "rmsnorm",
+            {"shape": "4096x1024", "direction": "backward"},
+            {"columns": ColumnWay.ATOMIC},
+            "blocks of one tile",
+        ),
         ("adaln", {"shape": "4x64x256", "direction": "backward"}, {"persistent": 1}, "a batch are taken"),
     ],
 )

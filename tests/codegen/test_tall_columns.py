@@ -10,11 +10,11 @@ import pytest
 from normgen import verify
 from normgen.cpu import build, find_compiler
 from normgen.device import target
+from normgen.knobs import KNOBS
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import kernel
-from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load

@@ -9,9 +9,9 @@ import pytest
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
+from normgen.knobs import ColumnWay
 from normgen.pipeline import emit, emit_parts
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -77,7 +77,7 @@ BACKWARD: dict[str, Case] = {
         problem_for(load(op), shape=shape, dtype=dtype, direction="backward"),
         replace(HELD, threads_per_row=threads, rows_per_block=rows, persistent=1, columns=way),
     )
-    for way in Columns
+    for way in ColumnWay
     for op, shape, dtype, threads, rows in (
         ("layernorm", "37x768", "f32", 192, 1),
         ("rmsnorm", "37x384", "bf16", 96, 2),

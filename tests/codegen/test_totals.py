@@ -10,12 +10,12 @@ import pytest
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
+from normgen.knobs import ColumnWay, Edges, Hold, Params
 from normgen.pipeline import emit, planned
 from normgen.problem.problem import Problem
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule, fallback_schedules
-from normgen.schedule.knobs import Columns, Edges, Hold, Params
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
@@ -55,11 +55,11 @@ SCHEDULES = (
     replace(HELD, threads_per_row=8, rows_per_block=16, vector=4),
     replace(HELD, threads_per_row=1, rows_per_block=64, vector=1),
     replace(HELD, threads_per_row=32, cluster=2, vector=1),
-    *(replace(BLOCK, columns=columns) for columns in Columns),
+    *(replace(BLOCK, columns=columns) for columns in ColumnWay),
     MASKED,
-    replace(MASKED, columns=Columns.REGISTER_ATOMIC),
-    replace(HELD, threads_per_row=32, cluster=2, vector=1, columns=Columns.REGISTER_ATOMIC),
-    replace(HELD, threads_per_row=32, rows_per_block=4, vector=1, columns=Columns.ATOMIC, persistent=0),
+    replace(MASKED, columns=ColumnWay.REGISTER_ATOMIC),
+    replace(HELD, threads_per_row=32, cluster=2, vector=1, columns=ColumnWay.REGISTER_ATOMIC),
+    replace(HELD, threads_per_row=32, rows_per_block=4, vector=1, columns=ColumnWay.ATOMIC, persistent=0),
     replace(HELD, threads_per_row=64, vector=1, hold=Hold.RELOAD, persistent=1, unroll=2),
 )
 

@@ -10,10 +10,10 @@ import pytest
 
 from normgen import verify
 from normgen.cpu import find_compiler
+from normgen.knobs import KNOBS, VarianceMethod
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -84,7 +84,7 @@ def test_the_residuals_bring_a_large_mean_to_within_its_own_rounding(threads: in
     inputs = of_level(layernorm(512, 513), 1000.0)
     as_written, corrected = (
         errors(inputs, run(Schedule(threads_per_row=threads, variance=variance, **HELD), inputs))
-        for variance in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS)
+        for variance in (VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS)
     )
     half_spacing = 2.0**-15  # of the float32 numbers from 512 to 1024: what any method pays that stores the mean
     assert corrected[1] <= 1.01 * half_spacing
@@ -98,7 +98,7 @@ def test_a_mean_near_0_is_as_exact_as_the_sum_it_comes_from(family: str) -> None
     inputs = verify.make_inputs(layernorm(64, 513), families=(family,))
     as_written, corrected = (
         run(Schedule(threads_per_row=32, variance=variance, **HELD), inputs).arrays["mean"]
-        for variance in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS)
+        for variance in (VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS)
     )
     assert np.array_equal(as_written, corrected)
     assert np.any(corrected)
@@ -107,7 +107,7 @@ def test_a_mean_near_0_is_as_exact_as_the_sum_it_comes_from(family: str) -> None
 @pytest.mark.parametrize(("cols", "dtype"), [(96, "f32"), (513, "f32"), (1000, "bf16"), (4097, "f16"), (16384, "f32")])
 def test_searched_variances_are_within_their_bound_on_every_family(cols: int, dtype: str) -> None:
     inputs = verify.make_inputs(layernorm(verify.FAMILY_ROWS, cols, dtype))
-    for variance in (v for v in KNOBS["variance"].forward if v != Variance.TWO_PASS):
+    for variance in (v for v in KNOBS["variance"].forward if v != VarianceMethod.TWO_PASS):
         found = verdict(Schedule(threads_per_row=128, variance=variance, **HELD), inputs)
         assert found.ok, f"{variance}: {found.summary()}"
 
@@ -130,10 +130,10 @@ def test_each_row_takes_its_own_branch_whatever_lies_beside_it(name: str) -> Non
     """A guarded row has the bits of sum_of_squares where it is spared the second look, else of corrected_two_pass."""
     inputs = at_the_threshold(45, 512)
     schedule = Schedule(**SIDE_BY_SIDE[name])
-    assert refusal(inputs.problem, replace(schedule, variance=Variance.GUARDED), DEVICE) is None
+    assert refusal(inputs.problem, replace(schedule, variance=VarianceMethod.GUARDED), DEVICE) is None
     guarded, fast, slow = (
         run(replace(schedule, variance=variance), inputs).arrays
-        for variance in (Variance.GUARDED, Variance.SUM_OF_SQUARES, Variance.CORRECTED_TWO_PASS)
+        for variance in (VarianceMethod.GUARDED, VarianceMethod.SUM_OF_SQUARES, VarianceMethod.CORRECTED_TWO_PASS)
     )
     is_fast = np.isin(np.arange(45) % 6, (0, 2, 4))
     for tensor in ("y", "mean", "rstd"):
@@ -147,7 +147,7 @@ def test_each_row_takes_its_own_branch_whatever_lies_beside_it(name: str) -> Non
 @pytest.mark.parametrize(("name", "votes"), [("lanes", True), ("tiles", True), ("warp", False), ("thread", False)])
 def test_lanes_of_several_rows_enter_the_branch_together(name: str, votes: bool) -> None:
     """The shuffles within name all lanes of the warp. The executor would let shuffles of two places meet."""
-    module = emit(layernorm(45, 512), Schedule(variance=Variance.GUARDED, **SIDE_BY_SIDE[name]))
+    module = emit(layernorm(45, 512), Schedule(variance=VarianceMethod.GUARDED, **SIDE_BY_SIDE[name]))
     needed = "!(row_x_margin >= 0.0f)"
     branch = f"kThreadsPerRow < 32 ? __any_sync(0xffffffffu, {needed}) : {needed}"
     assert (f"if ({branch}) {{" in module.text) == (name != "thread")
@@ -165,7 +165,7 @@ def test_lanes_of_several_rows_enter_the_branch_together(name: str, votes: bool)
 )
 def test_a_branch_that_others_wait_behind_is_refused(knobs: dict[str, Any], says: str) -> None:
     problem, schedule = layernorm(4096, 1024), Schedule(vector=4, hold="shared", **knobs)
-    told = refusal(problem, replace(schedule, variance=Variance.GUARDED), DEVICE)
+    told = refusal(problem, replace(schedule, variance=VarianceMethod.GUARDED), DEVICE)
     assert told is not None
     assert says in told
     assert refusal(problem, schedule, DEVICE) is None
@@ -180,8 +180,8 @@ def test_rows_on_either_side_of_the_threshold_are_within_their_bound(kappa: floa
     noise[2] *= 1 + 1e-6 * rng.standard_normal((20, 4096))
     spread = np.concatenate([(n - n.mean(axis=1, keepdims=True)) / n.std(axis=1, keepdims=True) for n in noise])
     x[...] = spread + np.sqrt(kappa)
-    schedule = Schedule(threads_per_row=32, variance=Variance.GUARDED, **HELD)
-    fast = replace(schedule, variance=Variance.SUM_OF_SQUARES)
+    schedule = Schedule(threads_per_row=32, variance=VarianceMethod.GUARDED, **HELD)
+    fast = replace(schedule, variance=VarianceMethod.SUM_OF_SQUARES)
     outputs = run(schedule, inputs)
     assert np.array_equal(outputs.arrays["y"], run(fast, inputs).arrays["y"]) is is_spared
     assert verdict(schedule, inputs).tensor("rstd").max_ratio < 0.1
@@ -191,7 +191,7 @@ def test_rows_on_either_side_of_the_threshold_are_within_their_bound(kappa: floa
 def test_a_sum_of_squares_that_overflows_is_looked_at_again() -> None:
     inputs = verify.make_inputs(layernorm(8, 512), families=("large_constant",))
     inputs.arrays["x"][::2] = np.float32(2e18)  # its square overflows after 86 elements; the variance is 0
-    schedule = Schedule(threads_per_row=32, rows_per_block=4, vector=4, variance=Variance.GUARDED, **HELD)
+    schedule = Schedule(threads_per_row=32, rows_per_block=4, vector=4, variance=VarianceMethod.GUARDED, **HELD)
     outputs = run(schedule, inputs)
     assert np.allclose(outputs.arrays["rstd"], 1e-5**-0.5)
     assert np.all(outputs.arrays["mean"][::2] == np.float32(2e18))

@@ -15,11 +15,11 @@ from normgen.cost.constants import Constants, constants_from, constants_of, read
 from normgen.cost.model import Cost, estimated_registers, predict, predicted_us
 from normgen.device import TARGETS
 from normgen.errors import UsageError
+from normgen.knobs import Hold
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import Hold
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load

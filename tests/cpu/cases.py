@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source, Workspace
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source, Workspace
 
 _INSTRUCTIONS = "#error the CPU executor must not compile the instructions\n"
 
@@ -29,12 +29,12 @@ def workspace(name: str, ctype: str, offset: int = 0) -> Param:
 NO_WORKSPACE = Workspace()
 
 
-def module(text: str, *kernels: Kernel, workspace: Workspace = NO_WORKSPACE) -> Module:
+def module(text: str, *kernels: KernelEntry, workspace: Workspace = NO_WORKSPACE) -> Module:
     return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace=workspace)
 
 
-def kernel(name: str, params: Sequence[Param], **launch: int) -> Kernel:
-    return Kernel(name=name, params=tuple(params), launch=Launch(**launch))
+def kernel(name: str, params: Sequence[Param], **launch: int) -> KernelEntry:
+    return KernelEntry(name=name, params=tuple(params), launch=Launch(**launch))
 
 
 def lines_of(text: str, mark: str) -> list[int]:

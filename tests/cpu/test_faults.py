@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normgen.cpu import FaultKind, Program, Run, build
+from normgen.cpu import FaultKind, Program, ProgramRun, build
 from tests.cpu.cases import ROWS, kernel, lines_of, module, pointer
 from tests.cpu.faulty import PLANTED as PLANTED_ALONE
 from tests.cpu.faulty_order import LEGAL, ORDER, ordered
@@ -17,7 +17,7 @@ from tests.cpu.faulty_order import LEGAL, ORDER, ordered
 PLANTED = {**PLANTED_ALONE, **ORDER}
 
 
-def run_planted(program: Program, *, seed: int = 0) -> Run:
+def run_planted(program: Program, *, seed: int = 0) -> ProgramRun:
     x = np.ones((4, 64), dtype=np.float32)[:, :60]
     y = np.zeros((4, 64), dtype=np.float32)
     counter = np.zeros(1, dtype=np.uint32)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from normgen.cpu import Program, Run
+from normgen.cpu import Program, ProgramRun
 from normgen.cpu.tensors import Array
 
 SHAPES = [(1, 1), (3, 7), (5, 123), (6, 760)]
@@ -23,7 +23,7 @@ def strided(rows: int, cols: int, *, pitch: int, offset: int) -> Array:
     return np.lib.stride_tricks.as_strided(flat[start:], (rows, cols), (pitch * 4, 4))
 
 
-def check_clean(run: Run) -> None:
+def check_clean(run: ProgramRun) -> None:
     assert run.faults == (), "\n".join(map(str, run.faults))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normgen.cpu import Run, build
+from normgen.cpu import ProgramRun, build
 from normgen.cpu import trace as traced
-from normgen.cpu.trace import SHARED, Step, StepKind
+from normgen.cpu.trace import SHARED, StepKind, TraceStep
 from normgen.errors import UsageError
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
@@ -17,7 +17,7 @@ from normgen.spec.reader import load
 from .cases import ROW_SUM
 
 
-def row_sum(rows: int, cols: int, *, trace: bool = True) -> Run:
+def row_sum(rows: int, cols: int, *, trace: bool = True) -> ProgramRun:
     x = np.ones((rows, cols + 3), np.float32)[:, :cols]
     total = np.zeros(rows, np.float32)
     found = build(ROW_SUM).run({"x": x, "total": total}, rows=rows, cols=cols, trace=trace)
@@ -54,7 +54,7 @@ def test_more_steps_than_there_is_room_for_are_an_error(monkeypatch: pytest.Monk
         row_sum(2, 64)
 
 
-def steps_of(op: str, shape: str, schedule: Schedule, **asked: object) -> tuple[Step, ...]:
+def steps_of(op: str, shape: str, schedule: Schedule, **asked: object) -> tuple[TraceStep, ...]:
     problem = problem_for(load(op), shape=shape, **asked)
     x = np.ones((problem.rows, problem.cols), np.float32)
     program = build(emit(problem, schedule))

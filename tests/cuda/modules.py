@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 
 _INSTRUCTIONS = """\
 __device__ __forceinline__ float __ldcs(const float* address) {
@@ -55,7 +55,7 @@ def scale(cols: int = 96) -> Module:
     return Module(
         instructions=_INSTRUCTIONS,
         text=_SCALE_TEXT.replace("COLS", str(cols)),
-        kernels=(Kernel(name="scale", params=SCALE_PARAMS, launch=Launch(threads=128)),),
+        kernels=(KernelEntry(name="scale", params=SCALE_PARAMS, launch=Launch(threads=128)),),
     )
 
 
@@ -66,7 +66,7 @@ def spill(blocks: int) -> Module:
         Param(name="x", ctype="const float*", source=Source.TENSOR, key="x"),
         Param(name="stride", ctype="int", source=Source.COLS),
     )
-    kernel = Kernel(name="spill", params=params, launch=Launch(threads=256))
+    kernel = KernelEntry(name="spill", params=params, launch=Launch(threads=256))
     return Module(instructions="", text=_SPILL_TEXT.replace("BLOCKS", str(blocks)), kernels=(kernel,))
 
 
@@ -74,7 +74,9 @@ def broken(name: str = "broken") -> Module:
     """Uses a variable nobody declared."""
     text = f'extern "C" __global__ void {name}(float* y) {{ y[0] = undeclared_value; }}\n'
     params = (Param(name="y", ctype="float*", source=Source.TENSOR, key="y"),)
-    return Module(instructions="", text=text, kernels=(Kernel(name=name, params=params, launch=Launch(threads=32)),))
+    return Module(
+        instructions="", text=text, kernels=(KernelEntry(name=name, params=params, launch=Launch(threads=32)),)
+    )
 
 
 def two_kernels() -> Module:
@@ -90,7 +92,7 @@ extern "C" __global__ void second(float* y) {
 """
     params = (Param(name="y", ctype="float*", source=Source.TENSOR, key="y"),)
     names = ("first", "second")
-    kernels = tuple(Kernel(name=name, params=params, launch=Launch(threads=256)) for name in names)
+    kernels = tuple(KernelEntry(name=name, params=params, launch=Launch(threads=256)) for name in names)
     return Module(instructions="", text=text, kernels=kernels)
 
 
@@ -110,6 +112,6 @@ extern "C" __global__ void warp_sum(float* y, const float* x) {
         Param(name="y", ctype="float*", source=Source.TENSOR, key="y"),
         Param(name="x", ctype="const float*", source=Source.TENSOR, key="x"),
     )
-    kernel = Kernel(name="warp_sum", params=params, launch=Launch(threads=256))
+    kernel = KernelEntry(name="warp_sum", params=params, launch=Launch(threads=256))
     headers = ("cooperative_groups.h", "cooperative_groups/reduce.h")
     return Module(instructions="", text=text, kernels=(kernel,), headers=headers)

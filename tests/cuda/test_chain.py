@@ -13,7 +13,7 @@ from normgen.codegen.module import Launch
 from normgen.cuda.arrays import DeviceArray
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import check, device_facts, driver
-from normgen.cuda.launch import Bound, LoadedModule, attributes_of
+from normgen.cuda.launch import BoundLaunch, LoadedModule, attributes_of
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Graph, Stream
 from normgen.device import Device, target
@@ -191,7 +191,7 @@ def _backward_chain(problem: Problem, schedule: Schedule, arch: int, stream: Str
     dweights = [DeviceBuffer(4 * cols) for _ in range(50)]
     workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=device_facts(0).sm_count))
     loaded = LoadedModule(module, compile_module(module, arch))
-    bound: Bound = loaded.bind().set(
+    bound: BoundLaunch = loaded.bind().set(
         pointers={name: buffer.pointer for name, buffer in fixed.items()},
         pitches=dict.fromkeys(("x", "dy", "dx"), cols),
         rows=rows,

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import _dram_gb_per_s, device_count, device_facts, devices, driver_version, synchronize
-from normgen.cuda.launch import Bound, LoadedModule
+from normgen.cuda.launch import BoundLaunch, LoadedModule
 from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream
 from normgen.dtypes import BF16, F32
@@ -55,7 +55,7 @@ class _Scaled:
         self.loaded = LoadedModule(module, compile_module(module, arch), dependent_launch=dependent_launch)
         self.bound = self.bind(factor=2.5)
 
-    def bind(self, *, factor: float) -> Bound:
+    def bind(self, *, factor: float) -> BoundLaunch:
         pointers = {"x": self.device_x.pointer, "y": self.device_y.pointer}
         return self.loaded.bind().set(pointers=pointers, pitches={"x": PITCH}, rows=ROWS, scalars={"eps": factor})
 
@@ -217,7 +217,7 @@ def _plain(text: str, name: str, launch: Launch, min_arch: int = 75) -> Module:
         Param(name="rows", ctype="int", source=Source.ROWS),
     )
     return Module(
-        instructions="", text=text, kernels=(Kernel(name=name, params=params, launch=launch),), min_arch=min_arch
+        instructions="", text=text, kernels=(KernelEntry(name=name, params=params, launch=launch),), min_arch=min_arch
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from normgen.engines.tvm_ffi import function_of, shape_of, use_of
 from normgen.errors import UsageError
-from normgen.export.groups import Group
+from normgen.export.groups import HeaderGroup
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.spec.reader import load
@@ -16,8 +16,8 @@ def problem(**asked: object) -> Problem:
     return problem_for(load("rmsnorm_to_nvfp4"), shape="8x256", dtype="bf16", without=("y",), **asked)  # type: ignore[arg-type]
 
 
-def group(of: Problem) -> Group:
-    return Group(name="rmsnorm_to_nvfp4_fwd_bf16", arch=90, problem=of, optional=(), nullable=(), entries=())
+def group(of: Problem) -> HeaderGroup:
+    return HeaderGroup(name="rmsnorm_to_nvfp4_fwd_bf16", arch=90, problem=of, optional=(), nullable=(), entries=())
 
 
 def test_an_output_of_four_bits_is_a_tensor_of_bytes() -> None:

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from normgen import export as headers
 from normgen.cli.export import export
-from normgen.engines.source import Source
+from normgen.engines.source import ExportSource
 from normgen.engines.torch_stable import families, library_of, write_operators
 from normgen.errors import NothingValidError, UsageError
 from normgen.export.groups import groups_of
@@ -63,9 +63,9 @@ def of_records(*records: Any) -> list[Halves]:
     return [halves(group) for group in groups_of(records, headers.specs_of())]
 
 
-def source_of(folder: Path, *records: Any) -> Source:
+def source_of(folder: Path, *records: Any) -> ExportSource:
     (folder / "records.jsonl").write_text("".join(f"{one.line().rstrip()}\n" for one in records))
-    return Source(files=(folder / "records.jsonl",), output=folder, specs=(), replace=False)
+    return ExportSource(files=(folder / "records.jsonl",), output=folder, specs=(), replace=False)
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,7 @@ def test_headers_without_an_operator_are_told_of(capsys: pytest.CaptureFixture[s
 
 
 def test_headers_of_two_gpus_are_one_library_by_a_set_alone() -> None:
-    made = headers.headers_of([RECORDS[0]], form=headers.Form(archs=(80, 90), library=library_of))
+    made = headers.headers_of([RECORDS[0]], form=headers.HeaderForm(archs=(80, 90), library=library_of))
     (text,) = (one.text for one in made if one.file_name == "normgen_torch.cu")
     assert '#include "rmsnorm_fwd_bf16.cu"\n' in text
     assert "check(kName, normgen::rmsnorm_fwd_bf16_pitched(" in text
@@ -321,7 +321,7 @@ def test_the_command_writes_operators_beside_headers_or_with_machine_code(tmp_pa
 @NEEDS_TORCH
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
 def test_nvcc_builds_the_operators_beside_the_header(tmp_path: Path) -> None:
-    for header in headers.headers_of([RECORDS[0]], form=headers.Form(library=library_of)):
+    for header in headers.headers_of([RECORDS[0]], form=headers.HeaderForm(library=library_of)):
         header.keep(tmp_path)
     flags = ["-std=c++17", "-O0", "-arch=compute_90", "-shared", "-Xcompiler", "-fPIC", "-I", place() / "include"]
     made = tmp_path / "operators.so"

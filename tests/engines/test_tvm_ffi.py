@@ -334,7 +334,7 @@ def test_the_machine_code_has_every_kernel_that_the_library_names(layernorm: Lib
 @pytest.mark.parametrize("archs", [(), (80, 90)], ids=["one", "set"])
 def test_nvcc_builds_the_library_beside_the_header(archs: tuple[int, ...], tmp_path: Path) -> None:
     made = record("rmsnorm", shape="64x512", dtype="bf16")
-    form = headers.Form(archs=archs, binding=beside_header)
+    form = headers.HeaderForm(archs=archs, binding=beside_header)
     for header in headers.headers_of([made], form=form):
         header.keep(tmp_path)
     (source,) = tmp_path.glob("*_ffi.cu")

@@ -12,7 +12,7 @@ import pytest
 
 from normgen.cli.main import main
 from normgen.device import target
-from normgen.engines.vllm_sizes import QUANTISING, Call, calls_of, coverage, read_config, suite_of
+from normgen.engines.vllm_sizes import QUANTISING, EngineCall, calls_of, coverage, read_config, suite_of
 from normgen.errors import UsageError
 from normgen.spec.reader import load
 
@@ -85,7 +85,7 @@ def test_a_quantised_model_s_norms_end_in_fp8(how: dict[str, Any], form: str) ->
 def test_every_operation_has_a_preset_whose_problem_is_what_the_provider_asks() -> None:
     for specs in QUANTISING.values():
         for name, spec in specs.items():
-            problem = Call(name=name, spec=spec, cols=512, dtype="f16").problem(3)
+            problem = EngineCall(name=name, spec=spec, cols=512, dtype="f16").problem(3)
             assert problem.spec == load(spec)
             assert "rstd" not in problem.present
 

@@ -15,7 +15,7 @@ from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Times
-from normgen.records.verified import CPU, GPU, Site, Verified
+from normgen.records.verified import CPU, GPU, Verified, VerifiedOn
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -23,14 +23,14 @@ from normgen.spec.spec import Spec
 
 H200 = target("h200")
 GPU_CHECK = Verified(
-    site=Site(executor=GPU, device=H200.name, version="13.0"),
+    site=VerifiedOn(executor=GPU, device=H200.name, version="13.0"),
     calls=11,
     rows=(1, 8192),
     cols=(768,),
     compared=5461,
     families=("normal", "inf"),
 )
-CPU_CHECK = replace(GPU_CHECK, site=Site(executor=CPU, device="x86_64", version="g++ 12.2.0"))
+CPU_CHECK = replace(GPU_CHECK, site=VerifiedOn(executor=CPU, device="x86_64", version="g++ 12.2.0"))
 CREATED = "2026-11-20T12:00:00Z"
 HELD_IN_SHARED = Schedule(threads_per_row=512, vector=4, hold="shared", unroll=1, store="streaming")
 PERSISTENT = Schedule(threads_per_row=128, vector=4, hold="registers", unroll=0, persistent=4)

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normgen.codegen.module import Kernel, Param, Source, inverse_of
+from normgen.codegen.module import KernelEntry, Param, Source, inverse_of
 from normgen.codegen.parts import Parts
 from normgen.cuda.cubin import symbol_of
 from normgen.export import Header
-from normgen.export.groups import Group
+from normgen.export.groups import HeaderGroup
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 
@@ -38,7 +38,7 @@ class Call:
     odd: int = 0  # bytes that each row start is off an aligned address, and elements that each row is longer
     apart: int = 0  # bytes by which the rows of the first tensor of rows start elsewhere than those of the others
 
-    def address(self, group: Group, name: str) -> int:
+    def address(self, group: HeaderGroup, name: str) -> int:
         names = [t.name for t in group.problem.passed_tensors]
         tensor = group.problem.tensor(name)
         shift = self.odd * (tensor.kind.is_elem or tensor.kind.by_inner) + self.apart * (
@@ -49,7 +49,7 @@ class Call:
     def pitch(self, tensor: TensorUse) -> int:
         return (self.inner if tensor.axes[-1] == "inner" else self.cols) + self.odd
 
-    def words(self, group: Group, scalars: Sequence[str], *, workspace: bool) -> str:
+    def words(self, group: HeaderGroup, scalars: Sequence[str], *, workspace: bool) -> str:
         tensors = [self.address(group, t.name) for t in group.problem.passed_tensors]
         pitches = [self.pitch(tensor) for tensor in group.problem.pitched_tensors]
         has_heads = group.problem.spec.has_heads
@@ -73,7 +73,7 @@ def scalar(name: str) -> int:
     return len(name) + 1
 
 
-def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[str]:
+def expected(group: HeaderGroup, call: Call, problem: Problem, parts: Parts) -> list[str]:
     """What the runtime must be asked: the workspace zeroed, then the kernels, as the emitter's own words say."""
     first, batches = parts.kernels[0].launch, batches_of(call.rows, problem)
     sizes = {"cols": call.cols, "inner": call.inner, "rows_per_batch": ROWS_PER_BATCH}
@@ -97,7 +97,7 @@ def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[s
     return lines
 
 
-def value(param: Param, group: Group, call: Call, blocks: int) -> int:
+def value(param: Param, group: HeaderGroup, call: Call, blocks: int) -> int:
     match param.source:
         case Source.TENSOR:
             return call.address(group, param.key)
@@ -153,11 +153,11 @@ class Program:
         done = subprocess.run([self.path], input="\n".join(commands), capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
 
-    def linked(self, kernel: Kernel, namespace: str) -> str:
+    def linked(self, kernel: KernelEntry, namespace: str) -> str:
         """The linker's name of a kernel."""
         return symbol_of(kernel, [name for name in self.kernels if namespace in name])
 
-    def asks(self, commands: Sequence[str], known: dict[str, Kernel]) -> list[list[str]]:
+    def asks(self, commands: Sequence[str], known: dict[str, KernelEntry]) -> list[list[str]]:
         """What each command asked the runtime, with kernels as C++ names them, and its answer."""
         sizes = [
             f"sizes {linked} {''.join('4' if p.ctype in ('int', 'float') else '8' for p in kernel.params)}"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from normgen import export
 from normgen.cli.main import cli
 from normgen.engines.tvm_ffi import beside_header
-from normgen.export import Form, headers_of
+from normgen.export import HeaderForm, headers_of
 from normgen.spec.spec import Spec
 from tests.samples import sized
 
@@ -20,7 +20,7 @@ from .cases import nvcc, put, record
 from .test_forms import folder_with
 from .test_headers import CLUSTERS, HOSTILE, needs_nvcc
 
-DECLARED = Form(suffix="cuh", declarations=True)
+DECLARED = HeaderForm(suffix="cuh", declarations=True)
 CALLS = """
 int main(int rows, char**) {
   namespace n = normgen::linked::SCOPE;
@@ -35,7 +35,7 @@ int main(int rows, char**) {
 def test_a_header_is_the_same_text_under_either_suffix_but_for_its_name() -> None:
     made = [record(), record("softmax", shape="64x768")]
     for archs in ((), (80, 90)):
-        plain, other = (headers_of(made, form=Form(suffix=suffix, archs=archs)) for suffix in ("cu", "cuh"))
+        plain, other = (headers_of(made, form=HeaderForm(suffix=suffix, archs=archs)) for suffix in ("cu", "cuh"))
         names = [header.file_name for header in other]
         assert all(name.endswith(".cuh") for name in names)
         assert [re.sub(r"\.cuh\b", ".cu", header.text) for header in other] == [header.text for header in plain]
@@ -44,7 +44,7 @@ def test_a_header_is_the_same_text_under_either_suffix_but_for_its_name() -> Non
 
 def test_a_binding_of_an_engine_stays_a_unit_and_includes_the_header_under_its_suffix() -> None:
     for archs, included in (((), "layernorm_fwd_f32_sm90.cuh"), ((80, 90), "layernorm_fwd_f32.cuh")):
-        *_, bound = headers_of([record()], form=Form(suffix="cuh", archs=archs, binding=beside_header))
+        *_, bound = headers_of([record()], form=HeaderForm(suffix="cuh", archs=archs, binding=beside_header))
         assert bound.file_name == f"{included.removesuffix('.cuh')}_ffi.cu"
         assert f'#include "{included}"' in bound.text
 
@@ -68,7 +68,7 @@ def test_the_command_writes_and_checks_headers_of_either_suffix_beside_their_dec
 @pytest.mark.parametrize("archs", [(), (80, 90)], ids=["one", "set"])
 def test_the_host_compiler_takes_the_declarations_without_a_warning(archs: tuple[int, ...], tmp_path: Path) -> None:
     one = record("rmsnorm", shape="64x96", direction="backward")
-    files = [put(header, tmp_path) for header in headers_of([one], form=Form(declarations=True, archs=archs))]
+    files = [put(header, tmp_path) for header in headers_of([one], form=HeaderForm(declarations=True, archs=archs))]
     stem, scope = ("rmsnorm_bwd_f32", "") if archs else ("rmsnorm_bwd_f32_sm90", "sm90")
     assert {f"{stem}.h", f"{stem}_unit.cu"} < {path.name for path in files}
     calls = CALLS.replace("::SCOPE", f"::{scope}" if scope else "")

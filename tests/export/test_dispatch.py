@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from normgen.device import target
-from normgen.export import Form, headers_of
-from normgen.export.groups import Group, groups_of
+from normgen.export import HeaderForm, headers_of
+from normgen.export.groups import HeaderGroup, groups_of
 from normgen.export.header import halves
+from normgen.knobs import ColumnWay, Hold
 from normgen.pipeline import emit_parts
 from normgen.records.record import Record
 from normgen.schedule.default import fallback_schedules
-from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.samples import sized
@@ -28,11 +28,11 @@ from .test_headers import CHAINED, CLUSTERS, DEPENDENT, PAIRS, needs_nvcc
 
 pytestmark = needs_nvcc
 SUMS = Schedule(threads_per_row=128, vector=4, hold=Hold.REGISTERS, persistent=2, unroll=0)
-LAST_TILE = Schedule(**{**SUMS.as_dict(), "columns": Columns.PARTIALS_LAST_TILE})
+LAST_TILE = Schedule(**{**SUMS.as_dict(), "columns": ColumnWay.PARTIALS_LAST_TILE})
 OF_HEADS = {"op": "head_layernorm", "dtype": "bf16"}
 OF_CLUSTERS = replace(SUMS, threads_per_row=32, cluster=2, stages=2)
 TOGETHER = Schedule(threads_per_row=64, parts=6, vector=4, persistent=1)
-ATOMIC = Schedule(**{**SUMS.as_dict(), "columns": Columns.REGISTER_ATOMIC})
+ATOMIC = Schedule(**{**SUMS.as_dict(), "columns": ColumnWay.REGISTER_ATOMIC})
 
 
 def backward(shape: str, schedule: Schedule, op: str = "rmsnorm", **asked: object) -> Record:
@@ -80,7 +80,7 @@ CASES = {
 }
 
 
-def calls_of(group: Group) -> list[Call]:
+def calls_of(group: HeaderGroup) -> list[Call]:
     """Each tuned shape as it was tuned; every set of null parameters at cols that nobody tuned; no rows; odd rows."""
     tuned = [
         Call(
@@ -104,7 +104,7 @@ def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return chain.from_iterable(combinations(names, count) for count in range(len(names) + 1))
 
 
-def nulls(group: Group, absent: tuple[str, ...]) -> frozenset[str]:
+def nulls(group: HeaderGroup, absent: tuple[str, ...]) -> frozenset[str]:
     """The pointers that say so: a gradient that has no parameter is not asked for."""
     return frozenset(t.name for t in group.problem.tensors if t.name.removeprefix("d") in absent or t.name in absent)
 
@@ -169,7 +169,7 @@ BUILDS = [  # in a normal run the first and the last: both orders of passes, bot
 def test_a_set_calls_the_newest_header_that_the_code_for_the_device_was_compiled_for(
     passes: tuple[str, str], shared: bool, tmp_path: Path
 ) -> None:
-    form = Form(archs=(80, 90), shared_library=shared)
+    form = HeaderForm(archs=(80, 90), shared_library=shared)
     groups = groups_of(BOTH, lambda r: load(r.problem.op), form.archs)
     program = Program(tmp_path, headers_of(BOTH, form=form), "rmsnorm_bwd_f32.cu", "normgen::rmsnorm_bwd_f32", *passes)
     made = {g.arch: [emit_parts(e.problem, e.record.schedule) for e in g.entries] for g in groups}

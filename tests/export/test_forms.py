@@ -15,7 +15,7 @@ from normgen.cli.main import cli
 from normgen.cuda import nvrtc
 from normgen.cuda.nvrtc import header_folders
 from normgen.errors import CompileError, NothingValidError, UsageError
-from normgen.export import Form, Header, headers_of
+from normgen.export import Header, HeaderForm, headers_of
 from normgen.records.record import Record
 from normgen.records.winners import adopt
 from tests.mutation.machine_code import sections
@@ -24,8 +24,8 @@ from tests.samples import is_full
 from .cases import H200, build, layernorm_records, nvcc, put, record
 from .test_headers import CLUSTERS, HERE, backward_records, needs_nvcc
 
-SHARED = Form(shared_library=True)
-SET = Form(archs=(80, 90))
+SHARED = HeaderForm(shared_library=True)
+SET = HeaderForm(archs=(80, 90))
 LIBRARY = "normgen_device.cuh"
 
 
@@ -92,8 +92,8 @@ def machine_code(header: Header) -> list[bytes]:
 def test_a_kernel_has_the_same_machine_code_in_every_form() -> None:
     """A normal run takes two forms, which differ in all that a form says."""
     records = [*layernorm_records(), *backward_records()]
-    forms = (export.PLAIN, Form(archs=(80, 90), shared_library=True))
-    forms += (SHARED, SET, Form(archs=(90,), shared_library=True)) if is_full() else ()
+    forms = (export.PLAIN, HeaderForm(archs=(80, 90), shared_library=True))
+    forms += (SHARED, SET, HeaderForm(archs=(90,), shared_library=True)) if is_full() else ()
     found = [
         {
             header.file_name: machine_code(header)
@@ -154,7 +154,7 @@ FAT = ("-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_
 @needs_nvcc
 def test_sets_are_used_from_two_files_of_a_program_for_two_archs(tmp_path: Path) -> None:
     made = [record("softmax", shape="64x768"), record("rmsnorm", shape="64x768", direction="backward")]
-    for header in headers_of(made, form=Form(archs=(80, 90), shared_library=True)):
+    for header in headers_of(made, form=HeaderForm(archs=(80, 90), shared_library=True)):
         put(header, tmp_path)
     includes = '#include "softmax_fwd_f32.cu"\n#include "rmsnorm_bwd_f32.cu"\n'
     size = "normgen::rmsnorm_bwd_f32_workspace_bytes(rows, 768)"

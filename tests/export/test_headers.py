@@ -19,8 +19,8 @@ from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import parse_resources, symbol_of
 from normgen.cuda.nvrtc import header_folders
 from normgen.errors import UsageError
-from normgen.export import Form, headers_of
-from normgen.export.groups import Entry, groups_of
+from normgen.export import HeaderForm, headers_of
+from normgen.export.groups import TunedShape, groups_of
 from normgen.export.host_part import launch_values
 from normgen.pipeline import emit
 from normgen.records.questions import problem_of
@@ -131,7 +131,7 @@ def test_a_header_compiles_whose_spec_has_the_headers_own_words_for_names(spec: 
     direction = ("forward", "backward")[HOSTILE.index(spec) % 2]
     made = [record(spec, shape="4096x4096", direction=direction, schedule=one) for one in (None, CLUSTERS)]
     made += [record(spec, shape="64x1024", direction=direction, dtype="bf16")] if direction == "forward" else []
-    for header in headers_of(made, spec=spec, form=Form(archs=(80, 90), shared_library=True)):
+    for header in headers_of(made, spec=spec, form=HeaderForm(archs=(80, 90), shared_library=True)):
         path = put(header, tmp_path)
         if "_sm" not in path.name and path.suffix == ".cu":  # the file that picks among the others
             done = nvcc("-arch=compute_80", "-c", path, "-o", tmp_path / "header.o")
@@ -188,7 +188,7 @@ def test_a_header_with_a_dependent_launch_compiles_for_sm_90_and_refuses_older_g
 @pytest.mark.parametrize("archs", [(), (80, 90)], ids=["one", "set"])
 def test_a_compiler_without_cuda_is_told_in_one_sentence(archs: tuple[int, ...], tmp_path: Path) -> None:
     """nvcc gives a .cpp file to the host compiler; without the sentence each word of CUDA in the header is an error."""
-    made = [put(header, tmp_path) for header in headers_of([record()], form=Form(archs=archs))]
+    made = [put(header, tmp_path) for header in headers_of([record()], form=HeaderForm(archs=archs))]
     source = tmp_path / "program.cpp"
     source.write_text(f'#include "{made[-1].name}"\nint main() {{}}\n')
     errors = [line for line in nvcc("-c", source, "-o", tmp_path / "x.o").stderr.splitlines() if "error:" in line]
@@ -309,7 +309,7 @@ def ask(program: Path, questions: Iterable[str]) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
-def expected(entries: tuple[Entry, ...], rows: int, cols: int, align: int, absent: int, alike: bool) -> int:
+def expected(entries: tuple[TunedShape, ...], rows: int, cols: int, align: int, absent: int, alike: bool) -> int:
     """The documented choice, by hand: cols equal, alignment enough, parameters alike, rows nearest by ratio.
 
     Statistics may always be null; of equally near lines the one timed with those of the call is taken.

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from normgen.errors import NormgenError, SpecError, UsageError
 from normgen.export import Header, export_record, headers_of
-from normgen.files.names import LONGEST, Part, escaped, is_plain, name_part, plain_path
+from normgen.files.names import LONGEST, NamePart, escaped, is_plain, name_part, plain_path
 from normgen.records.questions import tune_command
 from normgen.records.record import parse_line
 from normgen.spec.reader import load, parse
@@ -173,8 +173,8 @@ def test_no_text_of_a_record_becomes_code_or_leaves_the_folder(path: tuple[Any, 
 
 
 @examples(200)
-@given(st.sampled_from([Part.OP, Part.GPU, Part.SUITE]), TEXT)
-def test_a_name_that_becomes_a_path_is_made_of_safe_characters(part: Part, text: str) -> None:
+@given(st.sampled_from([NamePart.OP, NamePart.GPU, NamePart.SUITE]), TEXT)
+def test_a_name_that_becomes_a_path_is_made_of_safe_characters(part: NamePart, text: str) -> None:
     try:
         name = name_part(part, text)
     except UsageError:

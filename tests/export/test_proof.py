@@ -14,7 +14,7 @@ import pytest
 from normgen.cli import main as cli
 from normgen.cpu import find_compiler
 from normgen.errors import UsageError, VerificationError
-from normgen.export import Form, Header, differences, export_folder, export_record, headers_of, proof
+from normgen.export import Header, HeaderForm, differences, export_folder, export_record, headers_of, proof
 from normgen.export.proof import proven
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
@@ -229,7 +229,7 @@ def test_a_record_beyond_its_bound_is_no_winner(tmp_path: Path) -> None:
 
 def test_a_set_is_made_of_proven_kernels_alone() -> None:
     with pytest.raises(VerificationError):
-        headers_of([REFUSED["illegal"][0](BAD)], form=Form(archs=(80, 90)))
+        headers_of([REFUSED["illegal"][0](BAD)], form=HeaderForm(archs=(80, 90)))
 
 
 def test_a_record_beyond_its_bound_is_no_result_to_compare_and_no_right_one_elsewhere(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import normgen
 from normgen.cpu import find_compiler
-from normgen.schedule.knobs import Copy, Hold, Softmax
+from normgen.knobs import Copy, Hold, SoftmaxMethod
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_specs
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 ROWS, INNER, COLS, SCALE = 20, 44, 24, 0.125
 TILE = Schedule(hold=Hold.SHARED, copy=Copy.DIRECT, stages=2, vector=4, tile_m=16, tile_n=32, tile_k=8, thread_m=2)
 OPS = ("bmm", "softmax_v", "masked_softmax_v", "causal_softmax_v")
-WAYS = {"ahead": TILE.varied(thread_n=4), "online": TILE.varied(thread_n=4, softmax=Softmax.ONLINE)}
+WAYS = {"ahead": TILE.varied(thread_n=4), "online": TILE.varied(thread_n=4, softmax=SoftmaxMethod.ONLINE)}
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:

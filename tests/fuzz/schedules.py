@@ -8,12 +8,12 @@ from typing import Any
 
 from normgen.device import TARGETS, Device
 from normgen.errors import NormgenError, NothingValidError
+from normgen.knobs import KNOBS, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_specs, load
@@ -30,7 +30,7 @@ SHARED = 0.2
 TOGETHER: dict[str, Any] = {"persistent": 1, "cluster": 1, "rows_per_block": 1, "dependent_launch": "off"}
 IN_PLACE = 0.3  # share of those whose outputs take the place of inputs, where they may
 # The check finds kernels that use it wrong as they are, on rows of a large mean.
-LOSSY = Variance.SUM_OF_SQUARES
+LOSSY = VarianceMethod.SUM_OF_SQUARES
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from normgen.ladder.climb import (
     Climb,
     Climbed,
     Ground,
-    Launch,
+    RungLaunch,
     climb,
     read_climbs,
     shipped_climb,
@@ -210,7 +210,7 @@ def test_the_faults_of_the_source_are_found_in_our_rungs(name: str, fault: str) 
 
 def test_the_rate_of_a_product_among_rungs_of_rows_has_its_own_unit() -> None:
     rungs = {"rows": None, "product": 7.3}
-    launches = {name: Launch(block="64", us=1.0, gb_per_s=2000.0, tflops=rate) for name, rate in rungs.items()}
+    launches = {name: RungLaunch(block="64", us=1.0, gb_per_s=2000.0, tflops=rate) for name, rate in rungs.items()}
     made = tuple(Climbed(name=name, title="", state="right", launches=(one,)) for name, one in launches.items())
     asked = {"ladder": "softmax", "problem": "", "device": "", "place": "cold alone", "measured": True, "versions": {}}
     shown = page([(load_ladder("softmax"), Climb(**asked, rungs=made))])

@@ -9,12 +9,12 @@ import pytest
 from normgen.device import target
 from normgen.dtypes import BF16, F16, F32, dtype
 from normgen.errors import UsageError
+from normgen.knobs import TABLE, knob_value
 from normgen.ladder.points import read_schedule
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.winners import kept, shipped_folder
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import TABLE, knob_value
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 

@@ -12,12 +12,12 @@ import pytest
 from normgen.cpu import build_many, find_compiler
 from normgen.cpu.compiler import require_compiler
 from normgen.device import target
-from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, WALKERS, Call, calls, finishing_loop, together
+from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, WALKERS, KernelCall, calls, finishing_loop, together
 from normgen.measure.cpu_check import CPU_SMS, check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
-from normgen.records.verified import CPU, Site
+from normgen.records.verified import CPU, VerifiedOn
 from normgen.schedule.default import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load, parse
@@ -53,7 +53,7 @@ MORE = {
 }  # fmt: skip
 NAMED: dict[str, Named] = {**KERNELS, **MORE}
 
-SITE = Site(executor=CPU, device="x86_64", version="g++ 12.2.0")
+SITE = VerifiedOn(executor=CPU, device="x86_64", version="g++ 12.2.0")
 
 
 def test_a_fault_keeps_its_text_behind_the_call_that_shows_it() -> None:
@@ -98,7 +98,7 @@ def test_no_right_schedule_of_a_covering_sample_is_refused() -> None:
     assert not refused, "\n".join(refused)
 
 
-def by_name(name: str) -> dict[str, Call]:
+def by_name(name: str) -> dict[str, KernelCall]:
     return {t.says: t for t in calls(NAMED[name].problem, NAMED[name].module(), sm_count=4)}
 
 
@@ -217,7 +217,7 @@ def test_rows_that_no_sum_can_hold_and_elements_without_a_bound_are_said() -> No
 
 def test_together_ends_with_the_first_wrong_call() -> None:
     kernel = NAMED["online"]
-    call = Call(says="at 1 row", problem=kernel.problem, sm_count=1)
+    call = KernelCall(says="at 1 row", problem=kernel.problem, sm_count=1)
 
     def made_so_far():  # type: ignore[no-untyped-def]
         yield call, "deadlock: somewhere"

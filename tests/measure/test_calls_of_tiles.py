@@ -9,7 +9,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.device import target
-from normgen.measure.calls import MOST_ELEMENTS, Call, calls
+from normgen.measure.calls import MOST_ELEMENTS, KernelCall, calls
 from normgen.measure.check import CHECKED_ELEMENTS
 from normgen.measure.cpu_check import check_on_cpu, has_compiler
 from normgen.pipeline import emit
@@ -33,7 +33,7 @@ def module_of(found: Problem) -> Module:
     return emit(found, default_schedule(found, target("h200")))
 
 
-def made(found: Problem) -> list[Call]:
+def made(found: Problem) -> list[KernelCall]:
     return list(calls(found, module_of(found), sm_count=4))
 
 

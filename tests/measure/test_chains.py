@@ -10,7 +10,7 @@ from normgen.cuda.compiler import compile_module
 from normgen.errors import NormgenError
 from normgen.measure.chains import ends, matmul
 from normgen.measure.chains.chain import Chain
-from normgen.measure.chains.ends import PlainEnds, Region
+from normgen.measure.chains.ends import ConsumedRegion, PlainEnds
 from normgen.measure.chains.kernels import MOST_REGIONS, NAMES, THREADS, VECTORS_PER_THREAD, module_of
 from normgen.measure.chains.roofs import MOST_HELD, elementwise_roofs, reduction_roofs, streams_of
 from normgen.measure.protocol import ROOF_PREFIX, roof_family
@@ -60,7 +60,7 @@ def test_an_early_kernel_triggers_and_waits_before_its_first_access_and_a_plain_
 def test_a_region_is_read_in_the_whole_vectors_that_it_touches(
     pointer: int, size: int, wanted: tuple[int, int]
 ) -> None:
-    assert Region(pointer=pointer, bytes=size).aligned == wanted
+    assert ConsumedRegion(pointer=pointer, bytes=size).aligned == wanted
 
 
 class Launches:
@@ -94,7 +94,10 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> tuple[PlainEnds, Launches, Launche
 
 def test_a_consumer_reads_as_much_whatever_it_is_given(plain: tuple[PlainEnds, Launches, Launches]) -> None:
     made, _, consumer = plain
-    for regions in ([Region(pointer=64, bytes=32)], [Region(pointer=i << 10, bytes=16 * i) for i in range(1, 7)]):
+    for regions in (
+        [ConsumedRegion(pointer=64, bytes=32)],
+        [ConsumedRegion(pointer=i << 10, bytes=16 * i) for i in range(1, 7)],
+    ):
         made.consume(regions, 5)
         assert consumer.made[-1]["rows"] == 70
     first, second = consumer.made
@@ -117,7 +120,7 @@ def test_a_link_without_a_kernel_reads_what_p_wrote_and_one_with_it_what_k_wrote
     chain.without(3, 9)
     chain.before(0, 9)
     chain.behind(0, 9)
-    chain.behind(0, 9, [Region(pointer=7 << 20, bytes=160)])
+    chain.behind(0, 9, [ConsumedRegion(pointer=7 << 20, bytes=160)])
     written = where.target.start
     assert written == (where.source.start + where.source.bytes if setting is Setting.COLD else where.slots["dy"].start)
     assert [p["pointers"] for p in producer.made] == [

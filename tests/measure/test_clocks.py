@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from normgen.measure import timing
-from normgen.measure.clocks import STAYS_LOW, Reading, Watch
+from normgen.measure.clocks import STAYS_LOW, ClockReading, ClockWatch
 from normgen.records import statistics
 from tests.measure.simulated import SimulatedTimer
 
 
-def scripted(*readings: Reading) -> Callable[[], Reading]:
+def scripted(*readings: ClockReading) -> Callable[[], ClockReading]:
     """These readings in turn; the last one for ever."""
-    left: Iterator[Reading] = iter(readings)
+    left: Iterator[ClockReading] = iter(readings)
     return lambda: next(left, readings[-1])
 
 
-def at(mhz: int, *reasons: str) -> Reading:
-    return Reading(sm_mhz=mhz, reasons=reasons)
+def at(mhz: int, *reasons: str) -> ClockReading:
+    return ClockReading(sm_mhz=mhz, reasons=reasons)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def at(mhz: int, *reasons: str) -> Reading:
         (at(900, "HW_SLOWDOWN", "HW_POWER_BRAKE_SLOWDOWN"), "HW_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN"),
     ],
 )
-def test_a_slowed_down_device_disturbs(reading: Reading, why: str) -> None:
-    watch = Watch(scripted(at(1980), reading, at(1980)))
+def test_a_slowed_down_device_disturbs(reading: ClockReading, why: str) -> None:
+    watch = ClockWatch(scripted(at(1980), reading, at(1980)))
     assert watch.disturbance() == ""
     assert watch.disturbance() == why
     assert watch.disturbance() == why  # the reading before still counts against this one
 
 
 def test_a_clock_that_stays_low_becomes_the_normal_one() -> None:
-    watch = Watch(scripted(at(1980), at(1500, "SW_POWER_CAP")))
+    watch = ClockWatch(scripted(at(1980), at(1500, "SW_POWER_CAP")))
     found = [bool(watch.disturbance()) for _ in range(2 * STAYS_LOW)]
     assert found == [False] + [True] * STAYS_LOW + [False] * (STAYS_LOW - 1)
     assert watch.summary() == {
@@ -54,10 +54,10 @@ def test_a_clock_that_stays_low_becomes_the_normal_one() -> None:
 
 
 def test_without_nvml_nothing_is_disturbed_and_the_summary_says_so() -> None:
-    def broken() -> Reading:
+    def broken() -> ClockReading:
         raise OSError("libnvidia-ml.so.1 is gone\nand more")
 
-    watch = Watch(broken)
+    watch = ClockWatch(broken)
     assert watch.disturbance() == watch.disturbance() == ""
     assert watch.summary() == {"absent": "NVML: libnvidia-ml.so.1 is gone"}
 
@@ -67,7 +67,7 @@ class ThrottledTimer(SimulatedTimer):
 
     def __init__(self, truth: dict[str, float]) -> None:
         super().__init__(truth, noise=0.002, spikes=0.0, drift=0.0)
-        self._watch = Watch(lambda: Reading(sm_mhz=1400 if self.is_slow else 1980))
+        self._watch = ClockWatch(lambda: ClockReading(sm_mhz=1400 if self.is_slow else 1980))
 
     @property
     def is_slow(self) -> bool:
@@ -104,7 +104,7 @@ def test_a_device_that_is_always_disturbed_is_timed_as_it_is() -> None:
 def test_nvml_tells_the_clock_of_the_first_gpu() -> None:
     from normgen.cuda.driver import pci_bus_id
 
-    watch = Watch.of_device(pci_bus_id(0))
+    watch = ClockWatch.of_device(pci_bus_id(0))
     assert watch.disturbance() == ""
     summary = watch.summary()
     if "absent" in summary:

@@ -13,8 +13,8 @@ from normgen.device import target
 from normgen.errors import DriverError
 from normgen.measure import calls as of_calls
 from normgen.measure import check as device_check
-from normgen.measure.calls import TRIPS, Call, Checked
-from normgen.records.verified import GPU, Site
+from normgen.measure.calls import TRIPS, CheckedCalls, KernelCall
+from normgen.records.verified import GPU, VerifiedOn
 from normgen.verify import Expectation
 from tests.codegen.kernels import KERNELS
 from tests.measure.host_device import FAULTS, SM_COUNT, HostBound, HostBuffer, HostModule, HostStream, host_memset
@@ -32,7 +32,7 @@ def _in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS.clear()
 
 
-def checked(name: str, module: Module) -> Checked:
+def checked(name: str, module: Module) -> CheckedCalls:
     return checked_by(checks_of(name), module)
 
 
@@ -40,7 +40,7 @@ def checks_of(name: str) -> device_check.DeviceCheck:
     return device_check.DeviceCheck(KERNELS[name].problem, FACTS, index=0, seed=0, elements=1 << 15)
 
 
-def checked_by(checks: device_check.DeviceCheck, module: Module) -> Checked:
+def checked_by(checks: device_check.DeviceCheck, module: Module) -> CheckedCalls:
     loaded = HostModule(module, checks.problem)
     workspace = HostBuffer(module.workspace_bytes(rows=checks.problem.rows, sm_count=SM_COUNT))
     workspace.fill(0)
@@ -56,7 +56,7 @@ def test_right_kernels_pass_in_every_call_the_device_can_make(name: str) -> None
     assert found.ok, found.summary
     assert not FAULTS
     assert found.verified is not None
-    assert found.verified.site == Site(executor=GPU, device=FACTS.name, version="13.0")
+    assert found.verified.site == VerifiedOn(executor=GPU, device=FACTS.name, version="13.0")
     assert found.verified.orders == 1
     said = found.summary
     assert "ok at 1 row" in said
@@ -88,13 +88,13 @@ def test_what_one_plain_call_does_not_show_is_refused(name: str, old: str, new: 
 
 def test_finalists_share_the_references_of_equal_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    expected = Call.expected
+    expected = KernelCall.expected
 
-    def counted(call: Call, *given: Any, **more: Any) -> Expectation:
+    def counted(call: KernelCall, *given: Any, **more: Any) -> Expectation:
         made.append(call.title)
         return expected(call, *given, **more)
 
-    monkeypatch.setattr(Call, "expected", counted)
+    monkeypatch.setattr(KernelCall, "expected", counted)
     checks, module = checks_of("warp_per_row"), KERNELS["warp_per_row"].module()
     first = checked_by(checks, module)
     before = len(made)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.codegen.module import Kernel, Launch, Module
+from normgen.codegen.module import KernelEntry, Launch, Module
 from normgen.cost.model import predicted_us
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin, Resources
@@ -38,7 +38,7 @@ from normgen.tuning.campaign import Campaign
 from normgen.tuning.compile import Builder, Emit
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.progress import Silent, Standing
-from normgen.tuning.run import Run, open_run
+from normgen.tuning.run import TuningRun, open_run
 from normgen.tuning.search.search import Search
 from tests.measure.planted import KINDS, plant, planting
 from tests.measure.simulated import problem
@@ -74,7 +74,9 @@ def emitting(planted: Mapping[Schedule, str]) -> Emit:
     def emit(_: Problem, schedule: Schedule) -> Module:
         us = truth(schedule) * (0.5 if schedule in planted else 1.0)
         text = f"{schedule.key} {planted.get(schedule, '')} us={us}"
-        return Module(instructions="", text=text, kernels=(Kernel(name="k", params=(), launch=Launch(threads=32)),))
+        return Module(
+            instructions="", text=text, kernels=(KernelEntry(name="k", params=(), launch=Launch(threads=32)),)
+        )
 
     return emit
 
@@ -89,7 +91,7 @@ def compile_now(module: Module) -> Future[Cubin]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TuningRun]:
     monkeypatch.setattr(Search, "is_settled", lambda *_: False)
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
@@ -99,7 +101,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         yield opened
 
 
-def search_on_fake_device(run: Run, *, planted: Mapping[Schedule, str], log: Path) -> tuple[Record, list[Record]]:
+def search_on_fake_device(run: TuningRun, *, planted: Mapping[Schedule, str], log: Path) -> tuple[Record, list[Record]]:
     """The winner's record, and the records of all candidates by file order."""
     patience = Patience(floor_s=0.5, first_s=2.0, multiple=20.0)
     opening = {"problem": run.problem, "seed": 3, "log": str(log)}
@@ -118,7 +120,7 @@ def search_on_fake_device(run: Run, *, planted: Mapping[Schedule, str], log: Pat
     return records[0], list(read(run.folder / "candidates.jsonl").records)
 
 
-def test_each_planted_fault_has_its_outcome_and_the_right_winner_is_found(run: Run, tmp_path: Path) -> None:
+def test_each_planted_fault_has_its_outcome_and_the_right_winner_is_found(run: TuningRun, tmp_path: Path) -> None:
     winner, records = search_on_fake_device(run, planted=PLANTED, log=tmp_path / "log")
     outcome = {r.schedule: r.outcome for r in records}
     assert {words: outcome[s] for s, words in PLANTED.items()} == OUTCOMES
@@ -137,7 +139,7 @@ def test_each_planted_fault_has_its_outcome_and_the_right_winner_is_found(run: R
     assert len(lost) == 6  # three kernels, each lost with two workers
 
 
-def test_workers_killed_by_hand_lose_no_candidate(run: Run, tmp_path: Path) -> None:
+def test_workers_killed_by_hand_lose_no_candidate(run: TuningRun, tmp_path: Path) -> None:
     killer = Killer(tmp_path / "log", count=3, give_up_s=1.5)
     killer.start()
     winner, records = search_on_fake_device(run, planted={}, log=tmp_path / "log")
@@ -194,7 +196,7 @@ def tune_planted(
             super().__init__(factory, index)
             pids.append(self.pid)
 
-    def prepare(run: Run, **_: object) -> tuple[Search, Schedule, None]:
+    def prepare(run: TuningRun, **_: object) -> tuple[Search, Schedule, None]:
         predicted = [predicted_us(run.problem, s, facts) for s in legal]
         return Search(legal, predicted=predicted, seeds=legal, seed=run.seed), legal[0], None
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import OnDevice, device_facts, driver, find_gpu, synchronize
 from normgen.cuda.driver import check as driver_check
@@ -144,7 +144,7 @@ def copying(bench: GpuBench) -> str:
         Param(name="x", ctype="const uint4*", source=Source.TENSOR, key="x"),
         Param(name="rows", ctype="int", source=Source.ROWS),
     )
-    kernel = Kernel(name="copy_rows", params=params, launch=Launch(threads=256, rows_per_block=2))
+    kernel = KernelEntry(name="copy_rows", params=params, launch=Launch(threads=256, rows_per_block=2))
     module = Module(instructions="", text=COPY_TEXT, kernels=(kernel,))
     bench.load("copied", module, compile_module(module, device_facts(0).arch))
     return "copied"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.codegen.module import Kernel, Launch, Module
+from normgen.codegen.module import KernelEntry, Launch, Module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.measure import timing
 from normgen.measure.isolation.bench import Patience, WorkerBench
@@ -33,7 +33,7 @@ PATIENCE = Patience(floor_s=0.5, first_s=1.0, open_s=20.0)
 def kernel(*words: str, us: float = 10.0) -> tuple[Module, Cubin]:
     """A kernel that does what the words say (see `fake_device`)."""
     text = " ".join((*words, f"us={us}"))
-    launch = Kernel(name="k", params=(), launch=Launch(threads=32))
+    launch = KernelEntry(name="k", params=(), launch=Launch(threads=32))
     cubin = Cubin(
         data=text.encode(),
         arch=90,

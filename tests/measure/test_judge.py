@@ -11,7 +11,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.measure import timing
-from normgen.measure.judge import Fault, Judge, Passed
+from normgen.measure.judge import Eliminated, Judge, Passed
 from normgen.measure.protocol import DeviceLostError, KernelFaultError
 from normgen.records import statistics
 from normgen.records.record import Outcome
@@ -51,7 +51,7 @@ def test_every_entrant_has_samples_or_the_reason_why_not(bench: Bench) -> None:
     series, faults = judge.race(
         [key for key, verdict in found.items() if isinstance(verdict, Passed)], samples=8, seed=0
     )
-    out = {key: verdict for key, verdict in (found | faults).items() if isinstance(verdict, Fault)}
+    out = {key: verdict for key, verdict in (found | faults).items() if isinstance(verdict, Eliminated)}
     assert {key: fault.outcome for key, fault in out.items()} == {
         "wrong": Outcome.WRONG_RESULT,
         "refused": Outcome.LAUNCH_ERROR,
@@ -69,7 +69,7 @@ def test_every_entrant_has_samples_or_the_reason_why_not(bench: Bench) -> None:
 def test_what_cannot_be_warmed_up_is_out_before_the_race(bench: Bench) -> None:
     slow, judge = entry("slow", "slow@warm_up"), Judge(bench)
     found = judge.admit(slow, warm=True)
-    assert isinstance(found, Fault)
+    assert isinstance(found, Eliminated)
     assert (found.outcome, judge.loaded) == (Outcome.TIMEOUT, set())
 
 

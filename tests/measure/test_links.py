@@ -16,7 +16,7 @@ from normgen.errors import NormgenError
 from normgen.measure import data, gpu
 from normgen.measure.chains import ends, matmul, works
 from normgen.measure.chains.kernels import module_of
-from normgen.measure.clocks import Watch
+from normgen.measure.clocks import ClockWatch
 from normgen.measure.gpu import GpuBench
 from normgen.measure.protocol import BASE, BASE_AGAIN, twin_name
 from normgen.measure.replays import CONTEST_REPLAY_US
@@ -114,7 +114,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu, name, stand_in)
     monkeypatch.setattr(gpu, "use_device", lambda _: None)
     monkeypatch.setattr(gpu, "pci_bus_id", lambda _: "0")
-    monkeypatch.setattr(gpu.Watch, "of_device", lambda _: Watch(None))
+    monkeypatch.setattr(gpu.ClockWatch, "of_device", lambda _: ClockWatch(None))
     monkeypatch.setattr(gpu, "DeviceCheck", lambda problem, *_, **__: type("Checks", (), {"problem": problem})())
     monkeypatch.setattr(matmul, "WHEELS", ())
     matmul.library.cache_clear()

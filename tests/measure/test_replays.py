@@ -14,7 +14,7 @@ from normgen.device import target
 from normgen.measure.chains.roofs import reduction_roofs, streams_of
 from normgen.measure.chains.works import flat_places
 from normgen.measure.data import sample_inputs
-from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, extent, layout, main_input, plan_of
+from normgen.measure.replays import MAX_LAUNCHES, SetLayout, consumed, extent, layout, main_input, plan_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
@@ -76,7 +76,7 @@ ASKED = {
 }
 
 
-def spans(found: Layout) -> dict[str, tuple[int, int]]:
+def spans(found: SetLayout) -> dict[str, tuple[int, int]]:
     slots = {name: (slot.start, slot.start + slot.bytes) for name, slot in found.slots.items()}
     return slots | {"source": (found.source.start, found.source.start + found.source.bytes)}
 

@@ -28,9 +28,9 @@ from unittest.mock import patch
 import normgen
 from normgen.cuda.driver import device_facts
 from normgen.measure import calls, check, cpu_check
-from normgen.measure.calls import Call, Checked
+from normgen.measure.calls import CheckedCalls, KernelCall
 from normgen.pipeline import emit
-from normgen.records.verified import Site
+from normgen.records.verified import VerifiedOn
 from normgen.tuning.predicted import CHECKED_ELEMENTS
 
 BAR = 0.10
@@ -76,10 +76,10 @@ class Wall:
         )
 
 
-def timed(seconds: dict[str, float], made: Iterable[tuple[Call, Any]], site: Site) -> Checked:
+def timed(seconds: dict[str, float], made: Iterable[tuple[KernelCall, Any]], site: VerifiedOn) -> CheckedCalls:
     """`together`, with the seconds of each call."""
 
-    def each() -> Iterator[tuple[Call, Any]]:
+    def each() -> Iterator[tuple[KernelCall, Any]]:
         start = time.perf_counter()
         for call, found in made:
             seconds[call.says] = seconds.get(call.says, 0.0) + time.perf_counter() - start

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from normgen.schedule.knobs import DependentLaunch
+from normgen.knobs import DependentLaunch
 from normgen.spec.spec import Kind
 from tests.codegen.kernels import Named
 

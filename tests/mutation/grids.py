@@ -5,7 +5,7 @@ Their kernels are changed by these classes alone.
 
 from __future__ import annotations
 
-from normgen.schedule.knobs import Columns
+from normgen.knobs import ColumnWay
 from tests.codegen.kernels import Named, named
 from tests.mutation.classes import MutationClass
 
@@ -50,7 +50,7 @@ def has_partial_rows(kernel: Named) -> bool:
 
 
 def has_two_kernels(kernel: Named) -> bool:
-    return kernel.problem.sums_rows and kernel.schedule.columns is Columns.PARTIALS_TWO_KERNELS
+    return kernel.problem.sums_rows and kernel.schedule.columns is ColumnWay.PARTIALS_TWO_KERNELS
 
 
 ARRIVES = r"atomicAdd\(counter, arrival<kParts>\(part\)\);\n(\s+)await_turn"

@@ -5,8 +5,8 @@ Their kernels are changed by these classes alone.
 
 from __future__ import annotations
 
+from normgen.knobs import ColumnWay
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Columns
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import parse
 from tests.codegen.kernels import Named
@@ -57,7 +57,7 @@ GROUP_CASES: dict[str, Named] = {
 
 
 def has_two_kernels(kernel: Named) -> bool:
-    return kernel.schedule.columns is Columns.PARTIALS_TWO_KERNELS
+    return kernel.schedule.columns is ColumnWay.PARTIALS_TWO_KERNELS
 
 
 def takes_groups(kernel: Named) -> bool:
@@ -66,7 +66,7 @@ def takes_groups(kernel: Named) -> bool:
 
 def has_vectors(kernel: Named) -> bool:
     """Sums of neighbouring columns lie apart: a thread has them in registers."""
-    return kernel.schedule.columns in (Columns.PARTIALS_TWO_KERNELS, Columns.REGISTER_ATOMIC)
+    return kernel.schedule.columns in (ColumnWay.PARTIALS_TWO_KERNELS, ColumnWay.REGISTER_ATOMIC)
 
 
 def has_turns(kernel: Named) -> bool:

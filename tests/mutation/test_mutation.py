@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from normgen.cpu import find_compiler
+from normgen.knobs import KNOBS, ColumnWay, VarianceMethod
 from normgen.pipeline import programs_of
-from normgen.schedule.knobs import KNOBS, Columns, Variance
-from normgen.schedule.plan import Exchange, plan_of
+from normgen.schedule.plan import ExchangeWay, plan_of
 from tests.mutation.arguments import Argument, arguments
 from tests.mutation.cases import CASES
 from tests.mutation.command import main
@@ -65,9 +65,9 @@ def test_the_kernels_use_every_technique() -> None:
         plan_of(n.problem, programs_of(n.problem, n.schedule)[-1][1], n.schedule) for n in (CASES | GRID_CASES).values()
     ]
     # A warp's worth of cooperative groups is a part of a block's.
-    assert {plan.exchange for plan in plans} >= set(Exchange) - {Exchange.COOPERATIVE_WARP}
-    assert {plan.sums.way for plan in plans if plan.sums} == set(Columns)
-    assert any(n.problem.deterministic and n.schedule.columns is Columns.ATOMIC for n in CASES.values())
+    assert {plan.exchange for plan in plans} >= set(ExchangeWay) - {ExchangeWay.COOPERATIVE_WARP}
+    assert {plan.sums.way for plan in plans if plan.sums} == set(ColumnWay)
+    assert any(n.problem.deterministic and n.schedule.columns is ColumnWay.ATOMIC for n in CASES.values())
     assert any(plan.reads_params_ahead for plan in plans)
     for knob in (
         "copy",
@@ -86,7 +86,7 @@ def test_the_kernels_use_every_technique() -> None:
         assert {getattr(named.schedule, knob) for named in CASES.values()} == set(KNOBS[knob].values), knob
     # The check finds sum_of_squares wrong as it is.
     methods = {named.schedule.variance for named in CASES.values()}
-    assert methods == set(Variance) - {Variance.SUM_OF_SQUARES}
+    assert methods == set(VarianceMethod) - {VarianceMethod.SUM_OF_SQUARES}
 
 
 def digest_of_all() -> str:

@@ -4,10 +4,10 @@ import pytest
 
 from normgen.dtypes import BF16, F16, F32
 from normgen.errors import SpecError, UsageError
+from normgen.knobs import KNOBS
 from normgen.problem.problem import LARGEST_TILED, Problem, make_problem
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 

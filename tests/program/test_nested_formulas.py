@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from normgen.device import target
+from normgen.knobs import VarianceMethod
 from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
@@ -102,5 +102,5 @@ def test_a_pivot_of_nested_formulas_is_computed_formula_by_formula() -> None:
     head = ['name = "nested"', 'summary = "made up"', "[tensors]", 'x = "input"', 'y = "output"', "[formulas]"]
     with within(6):
         problem = problem_for(parse("\n".join([*head, *formulas])), shape="6x32")
-        source = emit(problem, Schedule(variance=Variance.SHIFTED)).source
+        source = emit(problem, Schedule(variance=VarianceMethod.SHIFTED)).source
     assert "const float row_f0_first = row_f1_first * row_g0_first + row_g0_first;" in source

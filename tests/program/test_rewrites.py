@@ -5,6 +5,7 @@ import pytest
 import sympy as sp
 
 from normgen.errors import UsageError
+from normgen.knobs import KNOBS, ArithmeticMode, Division, VarianceMethod
 from normgen.pipeline import emit
 from normgen.program.functions import where
 from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, looks, show_statement
@@ -16,7 +17,6 @@ from normgen.program.rewrites.quotients import divide_by_remainders
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS, Arithmetic, Division, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
@@ -237,10 +237,10 @@ def test_the_maximum_that_is_stored_is_reduced_by_itself() -> None:
 
 
 @pytest.mark.parametrize("method", VARIANCE)
-def test_one_pass_methods_save_a_look(method: Variance) -> None:
+def test_one_pass_methods_save_a_look(method: VarianceMethod) -> None:
     for program in (lower(load("layernorm")), RESIDUAL):
         # The second look of `guarded` is one that most rows are spared.
-        want = 2 if method.looks_once and method is not Variance.GUARDED else 3
+        want = 2 if method.looks_once and method is not VarianceMethod.GUARDED else 3
         assert (looks(program), looks(variance(program, method))) == (3, want)
 
 
@@ -446,9 +446,9 @@ def test_exact_quotients_of_exponentials_are_divided_by_the_remainder() -> None:
         found, expected = (evaluate(p, {"x": x})["y"] for p in (hoisted, program))
         np.testing.assert_allclose(found, expected, rtol=1e-14)
     program = spec_program(f'{s}y = "exp(x) / s"')
-    for arithmetic in Arithmetic:
+    for arithmetic in ArithmeticMode:
         hoisted = dict(passed(program, Schedule(arithmetic=arithmetic)))["hoist row divisions"]
-        assert ("remainder" in str(hoisted)) == (arithmetic is Arithmetic.EXACT)
+        assert ("remainder" in str(hoisted)) == (arithmetic is ArithmeticMode.EXACT)
 
 
 def test_what_rows_have_is_divided_by_the_remainder() -> None:

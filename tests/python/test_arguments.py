@@ -12,7 +12,7 @@ from normgen.dtypes import BF16, F32
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.python.arguments import Expectation, expectations
+from normgen.python.arguments import TensorNeeds, expectations
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Sizes, Spec, Tensor
 from tests.cuda import modules
@@ -31,8 +31,8 @@ SPEC = Spec(
 )
 
 
-def _expected(tensor: TensorUse, *, alignment: int = 16, fixed_pitch: int | None = None) -> Expectation:
-    return Expectation(
+def _expected(tensor: TensorUse, *, alignment: int = 16, fixed_pitch: int | None = None) -> TensorNeeds:
+    return TensorNeeds(
         tensor=tensor,
         width=tensor.width(Sizes(1, COLS)),
         pitch=COLS,

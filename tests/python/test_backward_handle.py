@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from normgen.cuda.arrays import DeviceArray
-from normgen.cuda.launch import Bound
+from normgen.cuda.launch import BoundLaunch
 from normgen.cuda.memory import DeviceBuffer
 from normgen.errors import UsageError
+from normgen.knobs import KNOBS, ColumnWay
 from normgen.python.cpu import HostMemory
 from normgen.python.handle import Kernel, kernel
-from normgen.schedule.knobs import KNOBS, Columns
 from normgen.schedule.schedule import Schedule
 from tests.python.devices import NEEDS_COMPILER, Array, OnCpu, OnGpu, Place, nan
 from tests.samples import sized
@@ -29,7 +29,7 @@ CLUSTERS = replace(BLOCKS, threads_per_row=64, cluster=2)
 PLAIN = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0)
 WAYS = {
     f"{columns}, {name}": replace(base, columns=columns)
-    for columns in (*(way for way in Columns if way.is_deterministic), Columns.REGISTER_ATOMIC)
+    for columns in (*(way for way in ColumnWay if way.is_deterministic), ColumnWay.REGISTER_ATOMIC)
     for name, base in {"blocks": BLOCKS, "rows side by side": WARPS, "clusters": CLUSTERS}.items()
 } | {f"{columns}, blocks": replace(PLAIN, columns=columns) for columns in ("atomic", "shared_atomic")}
 UNROUNDED = {"weight": "f32", "bias": "f32"}  # sums over rows as they were added: every bit counts
@@ -214,7 +214,7 @@ def test_a_persistent_grid_has_whole_clusters_and_no_more_than_fit(cluster: int)
     inputs = Inputs(OnGpu(), ROWS[OnGpu], COLS, seed=4)
     backward = made(inputs, replace(BLOCKS, threads_per_row=32, vector=2, cluster=cluster, persistent=4))
     bound = backward._bound
-    assert isinstance(bound, Bound)
+    assert isinstance(bound, BoundLaunch)
     (main, *_) = bound.loaded.kernels
     blocks = main.grid(1 << 20)
     assert blocks % cluster == 0

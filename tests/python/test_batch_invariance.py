@@ -14,11 +14,11 @@ import normgen
 from normgen.device import target
 from normgen.errors import UsageError
 from normgen.export import headers_of
+from normgen.knobs import Edges, ReduceWith
 from normgen.problem.words import options
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
 from normgen.records.winners import lookup, records_of, shipped_folder
-from normgen.schedule.knobs import Edges, ReduceWith
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, changed
 from normgen.spec.reader import load

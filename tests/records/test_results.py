@@ -11,9 +11,9 @@ import pytest
 from normgen.device import TARGETS
 from normgen.files.private import make_private
 from normgen.records.lines import append
-from normgen.records.memory import Memory
+from normgen.records.memory import KnownAnswers
 from normgen.records.record import Outcome, Record
-from normgen.records.results import Environment, Results, canonical, environment_of, results_path
+from normgen.records.results import Environment, KeptResults, canonical, environment_of, results_path
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
 from tests.records.test_record import record
@@ -36,8 +36,8 @@ def measured(**changes: Any) -> Record:
 HERE = environment_of(measured())
 
 
-def results(folder: Path, here: Environment = HERE, **more: Any) -> Results:
-    return Results(results_path(problem().question, H200, folder), here, **more)
+def results(folder: Path, here: Environment = HERE, **more: Any) -> KeptResults:
+    return KeptResults(results_path(problem().question, H200, folder), here, **more)
 
 
 def test_what_one_process_measured_another_finds(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_memory_prefers_the_runs_own_record_and_forgets_what_nobody_tried(tmp_pa
     unreached = measured(
         schedule=Schedule(threads_per_row=512), outcome=Outcome.TIMEOUT, reason="not reached within the time of the run"
     )
-    memory = Memory(own=[own, unreached], results=store)
+    memory = KnownAnswers(own=[own, unreached], results=store)
     assert memory.recall(SCHEDULE) is own
     assert memory.is_own(own)
     assert memory.recall(unreached.schedule) is None
     assert memory.baseline_us("r") == 20.0
     assert memory.baseline_us("another") is None
-    assert Memory(results=store).recall(SCHEDULE) == measured()
-    assert Memory(results=store, reuse=False).recall(SCHEDULE) is None
+    assert KnownAnswers(results=store).recall(SCHEDULE) == measured()
+    assert KnownAnswers(results=store, reuse=False).recall(SCHEDULE) is None

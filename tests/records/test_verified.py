@@ -12,7 +12,7 @@ from normgen.cli import main as cli
 from normgen.export import headers_of
 from normgen.records.compare import compare_files
 from normgen.records.record import parse_line
-from normgen.records.verified import CPU, GPU, Site, Verified, told
+from normgen.records.verified import CPU, GPU, Verified, VerifiedOn, told
 from normgen.report.evidence import gather
 from normgen.report.view import page_data
 from normgen.spec.reader import load
@@ -20,8 +20,8 @@ from tests.export import cases
 from tests.records.test_record import record
 
 ROOT = Path(__file__).parents[2]
-H200 = Site(executor=GPU, device="NVIDIA H200", version="13.0")
-HERE = Site(executor=CPU, device="x86_64", version="g++ 12.2.0")
+H200 = VerifiedOn(executor=GPU, device="NVIDIA H200", version="13.0")
+HERE = VerifiedOn(executor=CPU, device="x86_64", version="g++ 12.2.0")
 VERIFIED = Verified(
     site=H200,
     calls=11,

@@ -12,6 +12,7 @@ from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.errors import UsageError
 from normgen.files.plain import plain
+from normgen.knobs import KNOBS, TABLE, Knob
 from normgen.ladder.climb import Ground, climb
 from normgen.ladder.rungs import load_ladder
 from normgen.records.place import Place
@@ -19,7 +20,6 @@ from normgen.report.knobs import pictures as drawing
 from normgen.report.knobs.pictures import PICTURES, Scene, module_of, owners, pictures, schedule_of
 from normgen.report.knobs.worth import evidence
 from normgen.report.readme import ROOT
-from normgen.schedule.knobs import KNOBS, TABLE, Knob
 from normgen.schedule.schedule import Schedule
 from normgen.studies.sweep_file import read_sweep
 

@@ -12,6 +12,7 @@ from normgen.bench.result import Results
 from normgen.cpu import find_compiler
 from normgen.device import Device, target
 from normgen.errors import UsageError
+from normgen.knobs import TABLE, Knob
 from normgen.ladder.rungs import list_ladders
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -32,7 +33,6 @@ from normgen.report.readme import (
     results_part,
 )
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import TABLE, Knob
 from normgen.spec.reader import load, parse
 from normgen.trials.file import read
 

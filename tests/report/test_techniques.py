@@ -11,6 +11,7 @@ import pytest
 
 from normgen.bench.ablation import Ablation, Line
 from normgen.errors import UsageError
+from normgen.knobs import KNOBS
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
@@ -18,7 +19,6 @@ from normgen.records.statistics import Ratio
 from normgen.records.winners import adopt, read, shipped_folder
 from normgen.report.readme import ROOT
 from normgen.report.techniques import techniques_part, usage
-from normgen.schedule.knobs import KNOBS
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.bench.modelled import H200, tuned

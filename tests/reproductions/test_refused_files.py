@@ -86,7 +86,7 @@ def test_m9_an_export_asks_for_its_place_before_it_proves_a_record(
         raise AssertionError("records are proven")
 
     monkeypatch.setattr("normgen.cli.export.sorted_out", proven)
-    monkeypatch.setattr("normgen.engines.source.Source.records", proven)
+    monkeypatch.setattr("normgen.engines.source.ExportSource.records", proven)
     found = normgen("export", RECORDS, option, str(below_a_file(tmp_path)))
     assert (found.code, found.is_one_error) == (2, True)
     assert str(tmp_path / "file") in found.err

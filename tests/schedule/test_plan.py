@@ -11,7 +11,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import (
-    Place,
+    Waiting,
     held_register_limit,
     param_bytes_per_thread,
     plan_of,
@@ -105,7 +105,7 @@ def test_legality_plan_and_launch_count_the_same_bytes_of_every_built_in_problem
             rolled = {ld.of for ld in plan.program.loads if ld.roll is not None}  # alone, or not: it is counted
             names = {load.name for load in plan.held} | {n for n in rolled if problem.tensor(n).kind.is_elem}
             waiting = sum(problem.tensor(name).dtype.bytes for name in names)
-            is_slotted = Place.SHARED in plan.places or plan.copies
+            is_slotted = Waiting.SHARED in plan.places or plan.copies
             steps = plan.cut.steps - (plan.held_steps if plan.is_hybrid else 0)
             slots = steps * plan.cut.vector * schedule.threads * waiting * schedule.stages if is_slotted else 0
             assert slots == slot_bytes(problem, schedule) == plan.slot_bytes, (problem, schedule)

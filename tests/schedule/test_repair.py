@@ -8,10 +8,10 @@ import random
 import pytest
 
 from normgen.device import target
+from normgen.knobs import TABLE
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import TABLE
 from normgen.schedule.legality import refusal
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from normgen.device import TARGETS, target
+from normgen.knobs import KNOBS
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space

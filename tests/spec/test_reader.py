@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgen.errors import SpecError, UsageError
-from normgen.schedule.knobs import TABLE
+from normgen.knobs import TABLE
 from normgen.spec.formula import FUNCTIONS
 from normgen.spec.names import refusal
 from normgen.spec.reader import builtin_folder, list_specs, load, parse

@@ -16,7 +16,7 @@ from normgen.program.source import problem_for, stages_of
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.evaluate import first_choice, lines, summary
-from normgen.studies.fit import Measured
+from normgen.studies.fit import TimedProblem
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("rmsnorm"), shape="4096x4096", dtype="bf16")
@@ -24,8 +24,8 @@ BASE = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0)
 CANDIDATES = Path(__file__).parents[1] / "data" / "candidates_h200.jsonl.xz"
 
 
-def measured(*us: tuple[Schedule, float]) -> Measured:
-    return Measured(problem=PROBLEM, device=H200, points=us)
+def measured(*us: tuple[Schedule, float]) -> TimedProblem:
+    return TimedProblem(problem=PROBLEM, device=H200, points=us)
 
 
 def test_the_ratio_is_that_of_the_models_choice_to_the_optimum() -> None:

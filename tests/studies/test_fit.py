@@ -21,19 +21,19 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.calibrate import LINE, adopted, probe_module, ring, slope_us
-from normgen.studies.fit import Measured, fit_constants, loss, paired_factors, read_measured
+from normgen.studies.fit import TimedProblem, fit_constants, loss, paired_factors, read_measured
 
 H200 = TARGETS["h200"]
 TRUE = replace(Constants(), launch_us=2.0, store_streaming=0.9, barrier_us=0.12)
 
 
-def made(shape: str, dtype: str, every: int) -> Measured:
+def made(shape: str, dtype: str, every: int) -> TimedProblem:
     """Times that a device with the constants TRUE would show."""
     problem = problem_for(load("layernorm"), shape=shape, dtype=dtype)
     legal = space(problem, H200).legal[::every]
     stages = stages_of(problem)
     points = tuple((s, predict(problem, s, H200, stages=stages, constants=TRUE).us) for s in legal)
-    return Measured(problem=problem, device=H200, points=points)
+    return TimedProblem(problem=problem, device=H200, points=points)
 
 
 def test_a_fit_explains_most_of_the_error_and_leaves_what_is_kept() -> None:
@@ -51,7 +51,7 @@ def test_the_factor_of_a_hint_comes_from_pairs_that_differ_in_it_alone() -> None
     legal = [s for s in space(problem, H200).legal if s.hold == "registers" and s.threads_per_row == 256]
     stages = stages_of(problem)
     points = tuple((s, predict(problem, s, H200, stages=stages, constants=TRUE).us) for s in legal)
-    measured = Measured(problem=problem, device=H200, points=points)
+    measured = TimedProblem(problem=problem, device=H200, points=points)
     found = paired_factors([measured])
     assert found["store_streaming"] == pytest.approx(TRUE.store_streaming, abs=0.01)
     assert found["load_past_l1"] == pytest.approx(TRUE.load_past_l1, abs=0.01)

@@ -20,7 +20,7 @@ from normgen.trials.file import write
 from normgen.trials.head import opening
 from normgen.trials.trial import Trial
 from normgen.tuning.search import surrogate
-from normgen.tuning.search.strategies import Random, Surrogate
+from normgen.tuning.search.strategies import RandomOrder, Surrogate
 from tests.samples import sized
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
@@ -84,7 +84,7 @@ def test_random_search_of_a_whole_small_set_finds_the_optimum() -> None:
 
 def test_every_strategy_asks_for_each_point_once_and_then_for_none() -> None:
     few = LEGAL[:60]
-    for strategy in (Random(60, seed=0), Surrogate(few, log_cost=np.log(PREDICTED[:60]), seeds=[3])):
+    for strategy in (RandomOrder(60, seed=0), Surrogate(few, log_cost=np.log(PREDICTED[:60]), seeds=[3])):
         asked: list[int] = []
         while batch := strategy.ask(7):
             asked += batch

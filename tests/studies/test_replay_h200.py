@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from normgen.report.search_page import search_page
-from normgen.studies.replay import EVALUATIONS, Report, exact_random, landscape_of, replay
+from normgen.studies.replay import EVALUATIONS, ReplayReport, exact_random, landscape_of, replay
 from normgen.studies.sweep_file import read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_the_page_has_its_head_and_every_sweep_in_the_words_of_today() -> None:
         return re.sub(r"^\| \w+ \| (?:median|worst) \|.*$\n", "", text, flags=re.MULTILINE)
 
     sweeps = [(path.relative_to(ROOT), read_sweep(path)) for path in SWEEPS]
-    empty: list[Report] = []
+    empty: list[ReplayReport] = []
     written = search_page([(path, s, landscape_of(s), empty) for path, s in sweeps], seeds=SEEDS)
     assert facts(PAGE) == facts(written)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from normgen.device import TARGETS
+from normgen.knobs import KNOBS, TABLE
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS, TABLE
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import BACKWARD_KNOBS, DEFAULT_KNOBS

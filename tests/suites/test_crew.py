@@ -15,7 +15,7 @@ import pytest
 
 from normgen.device import TARGETS
 from normgen.errors import UsageError
-from normgen.suites.crew import Plan, share_of_cores, tasks_of, tune_suite
+from normgen.suites.crew import HostPlan, share_of_cores, tasks_of, tune_suite
 from normgen.suites.jobs import JobStore
 from normgen.suites.suite import load_suite
 
@@ -62,7 +62,7 @@ def test_two_gpus_share_a_suite_and_a_killed_worker_is_replaced(folders: Path) -
     queue = folders / "state" / "suites" / f"{SUITE}.sqlite"
     heard = Heard(f"sqlite:///{queue}", victim="gpu 1")
     tasks = [task(64 * n) for n in range(1, 5)]
-    plan = Plan(suite=SUITE, tasks=tasks, device=H200, devices=[0, 1], worker=WORKER)
+    plan = HostPlan(suite=SUITE, tasks=tasks, device=H200, devices=[0, 1], worker=WORKER)
     result = tune_suite(plan, heard)
     assert [job.status for job in result.jobs] == ["done"] * 4
     assert not result.failed
@@ -80,7 +80,7 @@ def test_two_gpus_share_a_suite_and_a_killed_worker_is_replaced(folders: Path) -
 
 def test_with_a_storage_a_suite_is_joined_and_restart_begins_it_anew(folders: Path) -> None:
     url = f"sqlite:///{folders}/shared.sqlite"
-    plan = Plan(suite=SUITE, tasks=[task(64)], device=H200, devices=[0], worker=WORKER, storage=url)
+    plan = HostPlan(suite=SUITE, tasks=[task(64)], device=H200, devices=[0], worker=WORKER, storage=url)
     first, joined, again = Heard(), Heard(), Heard()
     tune_suite(plan, first)
     result = tune_suite(plan, joined)
@@ -93,7 +93,7 @@ def test_with_a_storage_a_suite_is_joined_and_restart_begins_it_anew(folders: Pa
 
 def test_a_suite_that_somebody_works_on_is_not_begun_anew(folders: Path) -> None:
     url = f"sqlite:///{folders}/shared.sqlite"
-    plan = Plan(suite=SUITE, tasks=[task(64)], device=H200, devices=[0], worker=WORKER, storage=url, restart=True)
+    plan = HostPlan(suite=SUITE, tasks=[task(64)], device=H200, devices=[0], worker=WORKER, storage=url, restart=True)
     with contextlib.closing(JobStore(url)) as store:
         store.add(SUITE, plan.tasks)
         assert store.claim(SUITE) is not None  # this process lives

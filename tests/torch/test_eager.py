@@ -16,7 +16,7 @@ from normgen.operators import launch  # noqa: E402
 from normgen.python import any_rows, handle, kernels, repeat  # noqa: E402
 from normgen.spec.reader import load  # noqa: E402
 from normgen.torch import calls, functional  # noqa: E402
-from normgen.torch.eager import Step  # noqa: E402
+from normgen.torch.eager import EagerCall  # noqa: E402
 from tests.python.devices import NEEDS_COMPILER  # noqa: E402
 from tests.python.launching import (  # noqa: E402
     HERE,
@@ -94,7 +94,7 @@ def test_calls_alike_are_repeated_and_others_are_not_mistaken_for_them(device: T
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     before = len(device.seen)
     checked: list[Any] = []
-    steps = {id(step): step for step in norm._calls.known.values() if isinstance(step, Step)}.values()
+    steps = {id(step): step for step in norm._calls.known.values() if isinstance(step, EagerCall)}.values()
     assert steps
     for step in steps:
         step.ready._made.checked = lambda *args: checked.append(args)

@@ -106,13 +106,13 @@ def test_a_value_of_neighbouring_columns_is_read_as_it_is(name: str, monkeypatch
         assert tensors[tensor].group == group
         assert not role or tensors[tensor].role.value == f"{role}_parameter"
     taken: list[Tensor] = []
-    run = fusing.Plan.__call__
+    run = fusing.FusedPlan.__call__
 
     def noted(plan: Any, tensors: list[Tensor]) -> Any:
         taken.extend(plan.given(tensors))
         return run(plan, tensors)
 
-    monkeypatch.setattr(fusing.Plan, "__call__", noted)
+    monkeypatch.setattr(fusing.FusedPlan, "__call__", noted)
     made(*given)
     rows = max(t.numel() for t in given)
     sizes = dict(zip((read.name for read in made._plan(given, {}).traced.reads), taken, strict=True))
@@ -124,8 +124,8 @@ def test_a_value_of_neighbouring_columns_is_read_as_it_is(name: str, monkeypatch
 def test_a_weight_of_channels_is_not_copied_in_front_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     function, given = _given("group_norm", torch.float32)
     seen: list[Tensor] = []
-    run = fusing.Plan.__call__
-    monkeypatch.setattr(fusing.Plan, "__call__", lambda plan, tensors: seen.extend(tensors) or run(plan, tensors))
+    run = fusing.FusedPlan.__call__
+    monkeypatch.setattr(fusing.FusedPlan, "__call__", lambda plan, tensors: seen.extend(tensors) or run(plan, tensors))
     ng.fused(function)(*given)
     assert [tuple(t.shape) for t in seen] == [(3, 4, 72), (1, 4, 3), (1, 4, 3)]
     storages = [t.untyped_storage().data_ptr() for t in given]

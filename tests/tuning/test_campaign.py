@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normgen.codegen.module import Kernel, Launch, Module
+from normgen.codegen.module import KernelEntry, Launch, Module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS
 from normgen.errors import CompileError, NormgenError, NothingValidError, ProgramError
@@ -28,7 +28,7 @@ from normgen.tuning.campaign import BATCH, Campaign
 from normgen.tuning.compile import Builder, Submit
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.progress import Silent
-from normgen.tuning.run import Run, open_run
+from normgen.tuning.run import TuningRun, open_run
 from normgen.tuning.search.search import SETTLED_AFTER, Search
 from tests.measure.simulated import SimulatedTimer, problem
 from tests.records.test_verified import VERIFIED
@@ -85,7 +85,7 @@ def emit(asked: Problem, schedule: Schedule) -> Module:
     if schedule.threads_per_row == 1:
         shown |= {"load": "default", "store": "default"}
     name = f"layernorm_{schedule.key}"
-    kernel = Kernel(name=name, params=(), launch=Launch(threads=schedule.threads))
+    kernel = KernelEntry(name=name, params=(), launch=Launch(threads=schedule.threads))
     return Module(instructions="", text=f"{name} {shown}", kernels=(kernel,))
 
 
@@ -102,7 +102,7 @@ def compile_now(module: Module) -> Future[Cubin]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TuningRun]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
         problem(), TARGETS["h200"], place=Place(), seed=5, trials=80, budget_s=60.0, progress=Silent(),
@@ -112,7 +112,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 def campaign_on(
-    run: Run, bench: SimulatedBench, *, search: Search | None = None, submit: Submit = compile_now, **more: Any
+    run: TuningRun, bench: SimulatedBench, *, search: Search | None = None, submit: Submit = compile_now, **more: Any
 ) -> Campaign:
     return Campaign(
         run,
@@ -126,7 +126,7 @@ def campaign_on(
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_a_search_told_how_many_to_try_goes_on_where_nothing_promises_more(run: Run, *, goes_on: bool) -> None:
+def test_a_search_told_how_many_to_try_goes_on_where_nothing_promises_more(run: TuningRun, *, goes_on: bool) -> None:
     run.goes_on = goes_on
     search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed=run.seed)
     campaign_on(run, SimulatedBench(), search=search).finish()
@@ -134,7 +134,7 @@ def test_a_search_told_how_many_to_try_goes_on_where_nothing_promises_more(run: 
     assert search.trials >= SETTLED_AFTER
 
 
-def test_the_first_candidates_compile_before_the_device_is_ready_and_are_the_same(run: Run) -> None:
+def test_the_first_candidates_compile_before_the_device_is_ready_and_are_the_same(run: TuningRun) -> None:
     class Unready(SimulatedBench):
         is_ready = False
 
@@ -156,7 +156,7 @@ def test_the_first_candidates_compile_before_the_device_is_ready_and_are_the_sam
     assert asked_late[:ahead] == begun[:ahead]
 
 
-def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
+def test_the_winner_is_near_the_optimum_and_beats_the_default(run: TuningRun) -> None:
     campaign = campaign_on(run, SimulatedBench())
     finish = campaign.finish()
     assert truth(finish.winner.schedule) <= 1.02 * OPTIMUM
@@ -173,7 +173,7 @@ def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:
     assert 0 < records[0].search["noise_floor"] < 0.02
 
 
-def test_a_finalist_is_recorded_with_its_price_and_with_what_it_takes_alone(run: Run) -> None:
+def test_a_finalist_is_recorded_with_its_price_and_with_what_it_takes_alone(run: TuningRun) -> None:
     campaign = campaign_on(run, SimulatedBench())
     finish = campaign.finish()
     for record in finalist_records(campaign, finish):
@@ -192,7 +192,7 @@ def test_a_finalist_is_recorded_with_its_price_and_with_what_it_takes_alone(run:
     assert all(r.chain_us is not None for r in searched)
 
 
-def test_a_winner_that_loses_to_the_default_between_matrix_products_is_passed_over(run: Run) -> None:
+def test_a_winner_that_loses_to_the_default_between_matrix_products_is_passed_over(run: TuningRun) -> None:
     first = campaign_on(run, SimulatedBench()).finish()
     assert first.winner.schedule != DEFAULT
     bench = SimulatedBench()
@@ -208,7 +208,7 @@ def test_a_winner_that_loses_to_the_default_between_matrix_products_is_passed_ov
     assert first.winner.key in {c.key for c in second.candidates}  # it stays as evidence
 
 
-def test_a_device_without_cublas_is_told_and_costs_no_winner(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_cublas_is_told_and_costs_no_winner(run: TuningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = SimulatedBench()
     twin = bench.twin
 
@@ -224,7 +224,7 @@ def test_a_device_without_cublas_is_told_and_costs_no_winner(run: Run, monkeypat
     assert "not compared between matrix products: no wheel of it is installed" in run.notes
 
 
-def test_a_hot_chain_that_does_not_stay_in_the_l2_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hot_chain_that_does_not_stay_in_the_l2_is_told(run: TuningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = SimulatedBench()
     monkeypatch.setattr(bench, "conditions", lambda: {"spills": "a chain takes 48 MiB and does not stay in L2"})
     campaign = campaign_on(run, bench)
@@ -234,7 +234,9 @@ def test_a_hot_chain_that_does_not_stay_in_the_l2_is_told(run: Run, monkeypatch:
 
 
 @pytest.mark.parametrize("where", [Context.MATMUL, Context.ALONE])
-def test_a_finalist_that_faults_elsewhere_is_out(run: Run, monkeypatch: pytest.MonkeyPatch, where: Context) -> None:
+def test_a_finalist_that_faults_elsewhere_is_out(
+    run: TuningRun, monkeypatch: pytest.MonkeyPatch, where: Context
+) -> None:
     first = campaign_on(run, SimulatedBench()).finish()
     bench = SimulatedBench()
     sample = bench.sample
@@ -252,7 +254,7 @@ def test_a_finalist_that_faults_elsewhere_is_out(run: Run, monkeypatch: pytest.M
     assert (last.schedule, last.outcome) == (first.winner.schedule, Outcome.LAUNCH_ERROR)
 
 
-def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(run: Run) -> None:
+def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(run: TuningRun) -> None:
     bench = SimulatedBench()
     campaign_on(run, bench).finish()
     records = read(run.folder / "candidates.jsonl").records
@@ -272,7 +274,9 @@ def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(
     assert all(r.predicted_us == pytest.approx(by_schedule[r.schedule], rel=1e-4) for r in records)
 
 
-def test_the_winner_is_recorded_with_the_calls_of_its_full_check_and_its_rivals_with_their_plain_call(run: Run) -> None:
+def test_the_winner_is_recorded_with_the_calls_of_its_full_check_and_its_rivals_with_their_plain_call(
+    run: TuningRun,
+) -> None:
     bench = SimulatedBench()
     campaign = campaign_on(run, bench)
     finish = campaign.finish()
@@ -283,7 +287,7 @@ def test_the_winner_is_recorded_with_the_calls_of_its_full_check_and_its_rivals_
     assert bench.full_checks == [winner.schedule.key]
 
 
-def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
+def test_each_way_to_fail_has_its_outcome(run: TuningRun) -> None:
     wrong = Schedule(threads_per_row=64, vector=4, hold="registers", variance="welford")
     refused = Schedule(threads_per_row=1024, vector=4, hold="registers", params="early")
     too_big = Schedule(threads_per_row=128, rows_per_block=8, vector=4, hold="registers")
@@ -304,7 +308,7 @@ def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
     assert run.counts["same_code"] == 1
 
 
-def test_a_winner_that_fails_the_full_check_is_out_and_those_that_are_left_race_again(run: Run) -> None:
+def test_a_winner_that_fails_the_full_check_is_out_and_those_that_are_left_race_again(run: TuningRun) -> None:
     first = campaign_on(run, SimulatedBench()).finish()
     bench = SimulatedBench()
     bench.wrong = {first.winner.key}
@@ -318,7 +322,7 @@ def test_a_winner_that_fails_the_full_check_is_out_and_those_that_are_left_race_
     assert (last.schedule, last.outcome) == (first.winner.schedule, Outcome.WRONG_RESULT)
 
 
-def test_an_interrupt_keeps_the_best_so_far(run: Run) -> None:
+def test_an_interrupt_keeps_the_best_so_far(run: TuningRun) -> None:
     finish = campaign_on(run, SimulatedBench(stop_after=30)).finish()
     assert finish.interrupted
     assert finish.confirmation is None
@@ -328,19 +332,19 @@ def test_an_interrupt_keeps_the_best_so_far(run: Run) -> None:
     assert "not confirmed" in run.notes[-1]
 
 
-def test_an_interrupt_before_anything_is_usable_is_an_interrupt(run: Run) -> None:
+def test_an_interrupt_before_anything_is_usable_is_an_interrupt(run: TuningRun) -> None:
     with pytest.raises(KeyboardInterrupt):
         campaign_on(run, SimulatedBench(stop_after=1)).finish()
 
 
-def test_nothing_valid_is_an_error_that_counts_what_happened(run: Run) -> None:
+def test_nothing_valid_is_an_error_that_counts_what_happened(run: TuningRun) -> None:
     only_wrong = [s for s in LEGAL if s.variance == "welford"][:20]
     campaign = campaign_on(run, SimulatedBench(), search=Search(only_wrong, predicted=[1.0] * 20))
     with pytest.raises(NothingValidError, match="wrong_result"):
         campaign.finish()
 
 
-def test_a_budget_that_ends_before_the_search_gives_the_default_and_says_so(run: Run) -> None:
+def test_a_budget_that_ends_before_the_search_gives_the_default_and_says_so(run: TuningRun) -> None:
     run.clock.budget_s = 0.0
     finish = campaign_on(run, SimulatedBench()).finish()
     assert finish.winner.schedule == DEFAULT
@@ -349,7 +353,9 @@ def test_a_budget_that_ends_before_the_search_gives_the_default_and_says_so(run:
     assert len(read(run.folder / "candidates.jsonl").records) == 1
 
 
-def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_runs_out_between_batches_but_the_first_one_finishes(
+    run: TuningRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = SimulatedBench()
     load = bench.load
 
@@ -364,7 +370,7 @@ def test_time_runs_out_between_batches_but_the_first_one_finishes(run: Run, monk
     assert not finish.interrupted
 
 
-def test_what_the_time_does_not_reach_is_recorded_as_a_timeout(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_time_does_not_reach_is_recorded_as_a_timeout(run: TuningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = SimulatedBench()
     check = bench.check
 
@@ -381,7 +387,7 @@ def test_what_the_time_does_not_reach_is_recorded_as_a_timeout(run: Run, monkeyp
     assert outcomes[1:] == [Outcome.TIMEOUT] * (BATCH - 1)
 
 
-def test_a_lost_device_ends_the_run_with_the_best_so_far(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_run_with_the_best_so_far(run: TuningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = SimulatedBench()
     load = bench.load
 
@@ -401,7 +407,7 @@ def test_a_lost_device_ends_the_run_with_the_best_so_far(run: Run, monkeypatch: 
     assert "ILLEGAL_ADDRESS" in last.reason
 
 
-def test_two_runs_with_one_seed_agree_on_every_proposal(run: Run) -> None:
+def test_two_runs_with_one_seed_agree_on_every_proposal(run: TuningRun) -> None:
     proposals: list[list[Any]] = []
     for _ in range(2):
         campaign = campaign_on(run, SimulatedBench())
@@ -410,7 +416,7 @@ def test_two_runs_with_one_seed_agree_on_every_proposal(run: Run) -> None:
     assert proposals[0] == proposals[1]
 
 
-def test_the_search_is_told_prices_and_the_best_is_the_chains_time(run: Run) -> None:
+def test_the_search_is_told_prices_and_the_best_is_the_chains_time(run: TuningRun) -> None:
     campaign = campaign_on(run, SimulatedBench())
     campaign.finish()
     strategy, best = campaign.search._strategy, campaign.search.best

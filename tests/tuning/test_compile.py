@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from normgen.codegen.module import Kernel, Launch, Module, Workspace
+from normgen.codegen.module import KernelEntry, Launch, Module, Workspace
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS
 from normgen.errors import ProgramError
@@ -20,7 +20,7 @@ from tests.measure.simulated import problem
 
 
 def module(name: str, *, threads: int = 128, body: str = "x") -> Module:
-    kernel = Kernel(name=name, params=(), launch=Launch(threads=threads, shared_bytes=1024))
+    kernel = KernelEntry(name=name, params=(), launch=Launch(threads=threads, shared_bytes=1024))
     return Module(instructions="", text=f"void {name}() {{ {body} }}", kernels=(kernel,))
 
 

@@ -17,7 +17,7 @@ from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.records.memory import Memory
+from normgen.records.memory import KnownAnswers
 from normgen.records.place import Place, Setting
 from normgen.records.questions import tune_command
 from normgen.records.record import Outcome
@@ -29,7 +29,7 @@ from normgen.trials.versions import environment
 from normgen.tuning import predicted
 from normgen.tuning.candidate import Proposed
 from normgen.tuning.progress import Silent
-from normgen.tuning.run import Run, open_run
+from normgen.tuning.run import TuningRun, open_run
 from normgen.tuning.tuner import tune
 from normgen.verify import FAMILY_ROWS
 
@@ -38,7 +38,7 @@ PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TuningRun]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     with open_run(
         PROBLEM, H200, place=Place(), seed=0, trials=6, budget_s=60.0, progress=Silent(),
@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         yield opened
 
 
-def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> None:
+def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: TuningRun) -> None:
     records, interrupted = predicted.predict_without_gpu(run)
     winner = records[0]
     assert not interrupted
@@ -73,7 +73,7 @@ def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> No
     assert len(kept.records) + run.counts["same_code"] == 6
 
 
-def test_a_first_choice_that_is_wrong_is_said_with_the_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_choice_that_is_wrong_is_said_with_the_reason(run: TuningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[str] = []
 
     def emit_wrong_first(problem: Problem, schedule: Schedule) -> Module:
@@ -94,7 +94,7 @@ def test_a_first_choice_that_is_wrong_is_said_with_the_reason(run: Run, monkeypa
 
 
 def test_without_a_compiler_only_methods_that_look_twice_are_considered(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: TuningRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_check, "has_compiler", lambda: False)
     records, _ = predicted.predict_without_gpu(run)
@@ -102,7 +102,7 @@ def test_without_a_compiler_only_methods_that_look_twice_are_considered(
     assert any("not verified" in note and "C++ compiler" in note for note in run.notes)
 
 
-def test_what_cannot_be_launched_does_not_win(run: Run) -> None:
+def test_what_cannot_be_launched_does_not_win(run: TuningRun) -> None:
     run.device = replace(H200, registers_per_sm=512)  # not even one warp fits
     with pytest.raises(NothingValidError, match="no schedule compiled and fits"):
         predicted.predict_without_gpu(run)
@@ -193,7 +193,7 @@ def test_a_check_makes_its_plain_calls_alone_once_its_time_is_over() -> None:
     assert not cpu_check.check_on_cpu(problem, odd, is_over=lambda: True).ok
 
 
-def test_a_check_that_outlasts_the_budget_says_so_before_and_after(run: Run) -> None:
+def test_a_check_that_outlasts_the_budget_says_so_before_and_after(run: TuningRun) -> None:
     run.clock.budget_s = 0.0
     predicted.predict_without_gpu(run)
     before, after = [note for note in run.notes if predicted._WHY_CHECKED in note]
@@ -221,10 +221,10 @@ def test_the_command_says_only_what_differs_from_the_defaults() -> None:
     )
 
 
-def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: TuningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = predicted.compile_all
 
-    def half(run: Run, builder: Any, candidates: list[Proposed], done: Any) -> None:
+    def half(run: TuningRun, builder: Any, candidates: list[Proposed], done: Any) -> None:
         whole(run, builder, candidates[:3], done)
         raise KeyboardInterrupt
 
@@ -259,10 +259,10 @@ def test_tune_refuses_a_number_out_of_range_before_it_begins(terms: dict[str, An
         tune(shape="8x96", device="cpu", **terms)
 
 
-def test_a_resumed_run_keeps_where_its_winner_was_verified(run: Run) -> None:
+def test_a_resumed_run_keeps_where_its_winner_was_verified(run: TuningRun) -> None:
     first, _ = predicted.predict_without_gpu(run)
     run.recorded = read(run.candidates_path).records
-    run.memory = Memory(own=run.recorded)
+    run.memory = KnownAnswers(own=run.recorded)
     again, _ = predicted.predict_without_gpu(run)
     assert any("verified on the CPU executor before the run was resumed" in note for note in run.notes)
     assert again[0].schedule == first[0].schedule

@@ -50,7 +50,7 @@ def filled(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     begin = runs._begin
 
-    def begin_then_full(run: runs.Run) -> int:
+    def begin_then_full(run: runs.TuningRun) -> int:
         lock = begin(run)
         monkeypatch.setattr(os, "fsync", full_fsync)
         monkeypatch.setattr(os, "write", full_write)

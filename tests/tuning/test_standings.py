@@ -9,7 +9,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
-from normgen.measure.judge import Fault, Passed, Roof
+from normgen.measure.judge import Eliminated, Passed, RoofCosts
 from normgen.records.record import Outcome
 from normgen.records.statistics import Times, summarise
 from normgen.schedule.schedule import Schedule
@@ -63,7 +63,7 @@ def test_a_fault_of_another_kernel_keeps_the_reference() -> None:
 def test_the_ranking_is_by_time_and_does_not_depend_on_the_order_of_events() -> None:
     assert after(SLOW, FAST).ranked == after(FAST, SLOW).ranked == [FAST, SLOW]
     assert after(FAST, SLOW, replace(SLOW, times_us=times(1.0))).ranked[0].schedule == SLOW.schedule
-    assert after(SLOW, Roof(roofs_us={"copy": 2.0})).roof.us == 2.0
+    assert after(SLOW, RoofCosts(roofs_us={"copy": 2.0})).roof.us == 2.0
 
 
 def test_no_state_can_be_changed_and_each_keeps_what_was_known() -> None:
@@ -72,7 +72,7 @@ def test_no_state_can_be_changed_and_each_keeps_what_was_known() -> None:
     assert isinstance(OUT, Failed)
     assert OUT.error == FAST.error == {"y": 0.5}
     assert OUT.resources[0]["registers"] == FAST.registers == 40
-    wrong = built(8).judged(Fault(outcome=Outcome.WRONG_RESULT, reason="y[0, 0]: got 1, want 2", error={"y": 7.0}))
+    wrong = built(8).judged(Eliminated(outcome=Outcome.WRONG_RESULT, reason="y[0, 0]: got 1, want 2", error={"y": 7.0}))
     assert isinstance(wrong, Failed)
     assert (wrong.error, wrong.text, wrong.predicted_us) == ({"y": 7.0}, "text", 3.0)
     assert {"outcome", "reason", "resources", "error"} <= set(wrong.evidence())

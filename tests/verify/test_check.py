@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from normgen.dtypes import F16, FLOATS, DType
+from normgen.knobs import VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
-from normgen.schedule.knobs import Variance
 from normgen.schedule.schedule import Schedule
 from normgen.verify import (
     Inputs,
@@ -231,7 +231,7 @@ def test_the_longest_chain_of_a_schedule_counts_its_terms_a_thread() -> None:
     assert longest_chain(problem, Schedule(threads_per_row=1)) == 4096
     assert longest_chain(problem, Schedule(threads_per_row=32, vector=4)) == 32 + 2
     assert longest_chain(problem, Schedule(threads_per_row=256, cluster=2, vector=8)) == 2 + 4
-    assert longest_chain(problem, Schedule(threads_per_row=256, vector=4, variance=Variance.WELFORD)) == 16 + 8
+    assert longest_chain(problem, Schedule(threads_per_row=256, vector=4, variance=VarianceMethod.WELFORD)) == 16 + 8
 
 
 def test_picked_rows_hold_the_ends_and_every_family() -> None:

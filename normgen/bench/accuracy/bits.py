@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen import verify
-from normgen.bench.accuracy.kernels import Place
+from normgen.bench.accuracy.kernels import KernelRunner
 from normgen.bench.peers import load_peer
 from normgen.errors import NormgenError, NotOfferedError, UsageError, did_you_mean
 from normgen.pipeline import emit
@@ -26,7 +26,7 @@ from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
 from normgen.trials.file import write
 from normgen.trials.head import Run, opening, reason_of
-from normgen.trials.run import Progress, run
+from normgen.trials.run import RunProgress, run
 from normgen.verify import Inputs
 
 COLS, HEADS = 4096, 32
@@ -36,7 +36,7 @@ OUTLIER = 50.0  # times as large as the rest of its row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class PeerPair:
     """A spec, and the peer whose bits it has.
 
     function  what the library calls it
@@ -61,37 +61,37 @@ class Pair:
 _NO_RSTD = {"without": ("rstd",)}
 _ALONE = {"without": ("rstd", "residual", "h")}
 PAIRS = (
-    Pair(spec="llama_rmsnorm", peer="transformers", function="LlamaRMSNorm", asked=_ALONE),
-    Pair(spec="gemma_rmsnorm", peer="transformers", function="GemmaRMSNorm", asked=_ALONE),
-    Pair(
+    PeerPair(spec="llama_rmsnorm", peer="transformers", function="LlamaRMSNorm", asked=_ALONE),
+    PeerPair(spec="gemma_rmsnorm", peer="transformers", function="GemmaRMSNorm", asked=_ALONE),
+    PeerPair(
         spec="head_layernorm",
         peer="transformers",
         function="CohereLayerNorm",
         asked={"without": ("bias", "mean", "rstd"), "batches": HEADS},
     ),
-    Pair(spec="rmsnorm", peer="flashinfer", function="rmsnorm", asked=_NO_RSTD),
-    Pair(
+    PeerPair(spec="rmsnorm", peer="flashinfer", function="rmsnorm", asked=_NO_RSTD),
+    PeerPair(
         spec="add_rmsnorm",
         peer="flashinfer",
         function="fused_add_rmsnorm",
         asked=_NO_RSTD,
         in_place={"h": "residual", "y": "x"},
     ),
-    Pair(spec="gemma_rmsnorm", peer="flashinfer", function="gemma_rmsnorm", asked=_ALONE),
-    Pair(spec="flashinfer_rmsnorm_to_fp8", peer="flashinfer", function="rmsnorm_quant", asked=_NO_RSTD),
-    Pair(
+    PeerPair(spec="gemma_rmsnorm", peer="flashinfer", function="gemma_rmsnorm", asked=_ALONE),
+    PeerPair(spec="flashinfer_rmsnorm_to_fp8", peer="flashinfer", function="rmsnorm_quant", asked=_NO_RSTD),
+    PeerPair(
         spec="flashinfer_add_rmsnorm_to_fp8",
         peer="flashinfer",
         function="fused_add_rmsnorm_quant",
         asked=_NO_RSTD,
         in_place={"h": "residual"},
     ),
-    Pair(spec="flashinfer_quantize_to_fp8_group", peer="flashinfer", function="per_token_group_quant_8bit"),
-    Pair(spec="flashinfer_quantize_to_int8_group", peer="flashinfer", function="per_token_group_quant_8bit"),
-    Pair(spec="flashinfer_quantize_to_mxfp8", peer="flashinfer", function="mxfp8_quantize"),
-    Pair(spec="rmsnorm", peer="quack", function="rmsnorm_fwd", asked=_NO_RSTD),
-    Pair(spec="quack_quantize_to_mxfp8", peer="quack", function="to_mx"),
-    Pair(spec="llama_rmsnorm", peer="liger", function="LigerRMSNormFunction", asked=_ALONE),
+    PeerPair(spec="flashinfer_quantize_to_fp8_group", peer="flashinfer", function="per_token_group_quant_8bit"),
+    PeerPair(spec="flashinfer_quantize_to_int8_group", peer="flashinfer", function="per_token_group_quant_8bit"),
+    PeerPair(spec="flashinfer_quantize_to_mxfp8", peer="flashinfer", function="mxfp8_quantize"),
+    PeerPair(spec="rmsnorm", peer="quack", function="rmsnorm_fwd", asked=_NO_RSTD),
+    PeerPair(spec="quack_quantize_to_mxfp8", peer="quack", function="to_mx"),
+    PeerPair(spec="llama_rmsnorm", peer="liger", function="LigerRMSNormFunction", asked=_ALONE),
 )
 # Of presets that no pair calls: their libraries, by how the names begin. FlashInfer's and QuACK's of four bits are
 # for sm_100.
@@ -120,7 +120,7 @@ class Differing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class PairOutcome:
     """One pair's outcome; `note` says why it was not run."""
 
     spec: str
@@ -143,7 +143,7 @@ class Bits(Run):
 
     where: str
     values: int
-    found: tuple[Beside, ...] = ()
+    found: tuple[PairOutcome, ...] = ()
 
 
 def check_known(specs: Sequence[str]) -> None:
@@ -155,13 +155,19 @@ def check_known(specs: Sequence[str]) -> None:
 
 
 def run_pairs(
-    pairs: tuple[Pair, ...], place: Place, *, values: int, seed: int, progress: Progress, path: Path | None = None
+    pairs: tuple[PeerPair, ...],
+    place: KernelRunner,
+    *,
+    values: int,
+    seed: int,
+    progress: RunProgress,
+    path: Path | None = None,
 ) -> Bits:
     """Every pair on at least `values` random values of its first output; libraries that are missing are named."""
     versions = dict[str, str]()
 
-    def measure(pair: Pair) -> list[Beside]:
-        found = Beside(spec=pair.spec, library=pair.peer, function=pair.function)
+    def measure(pair: PeerPair) -> list[PairOutcome]:
+        found = PairOutcome(spec=pair.spec, library=pair.peer, function=pair.function)
         try:
             versions.update(load_peer(pair.peer).versions())
             return [replace(found, outputs=differing(pair, place, values=values, seed=seed))]
@@ -179,16 +185,18 @@ def run_pairs(
     return whole
 
 
-def _uncalled() -> Iterator[Beside]:
+def _uncalled() -> Iterator[PairOutcome]:
     called = {pair.spec for pair in PAIRS}
     for name in (name for name in list_presets() if name not in called):
         package = _UNCALLED.get(name.partition("_")[0])
         if package:
             is_there = importlib.util.find_spec(package) is not None
-            yield Beside(spec=name, library=package, note="no call of it is written" if is_there else "not installed")
+            yield PairOutcome(
+                spec=name, library=package, note="no call of it is written" if is_there else "not installed"
+            )
 
 
-def differing(pair: Pair, place: Place, *, values: int, seed: int) -> dict[str, Differing]:
+def differing(pair: PeerPair, place: KernelRunner, *, values: int, seed: int) -> dict[str, Differing]:
     """Raises NotOfferedError, and whatever the library raises."""
     from normgen.bench.peers import host
 
@@ -209,7 +217,7 @@ def differing(pair: Pair, place: Place, *, values: int, seed: int) -> dict[str, 
     return found
 
 
-def problem_of(pair: Pair, rows: int, in_place: Mapping[str, str] | None = None) -> Problem:
+def problem_of(pair: PeerPair, rows: int, in_place: Mapping[str, str] | None = None) -> Problem:
     return problem_for(load(pair.spec), shape=(rows, COLS), dtype=pair.dtype, in_place=in_place, **pair.asked)
 
 

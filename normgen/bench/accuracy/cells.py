@@ -133,7 +133,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredCell:
     """A cell with what was found."""
 
     cell: Cell
@@ -156,7 +156,7 @@ def problem_of(op: str, direction: str, dtype: str, shape: tuple[int, int]) -> P
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CellsAsked:
     """Which cells: all combinations, with `rows` each as far as `elements` reach."""
 
     ops: Sequence[str] = OPS

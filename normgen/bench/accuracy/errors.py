@@ -19,7 +19,7 @@ def ulps_at(want: Array, dtype: DType) -> Array:
     return np.asarray(np.ldexp(2 * dtype.unit_roundoff, exponent - 1))
 
 
-class Tally:
+class ErrorTally:
     """Sums and maxima over blocks of rows, and the worst of each row of the last call: [2, rows], absolute and in ulps.
 
     What should not be finite, or lies beyond the dtype's largest number, is in no figure. What is counted and ranked is

@@ -25,7 +25,7 @@ CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over few r
 CPU_LIMIT_S = 3600.0
 
 
-class Place(Protocol):
+class KernelRunner(Protocol):
     """Runs kernels; `facts`: the GPU that schedules are made for; `index`: its number, None on the CPU."""
 
     @property

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen import verify
-from normgen.bench.accuracy.cells import Cell, Compared, Measured
-from normgen.bench.accuracy.errors import Tally
-from normgen.bench.accuracy.kernels import Arrays, Place
+from normgen.bench.accuracy.cells import Cell, Compared, MeasuredCell
+from normgen.bench.accuracy.errors import ErrorTally
+from normgen.bench.accuracy.kernels import Arrays, KernelRunner
 from normgen.bench.peers import require_packages
 from normgen.dtypes import DType
 from normgen.errors import NormgenError, NotOfferedError
@@ -34,7 +34,7 @@ WORST = 8  # rows of the largest absolute errors, and as many of the largest in 
 HELD_ELEMENTS = 1 << 18  # of the rows that are held against it besides
 
 
-def measure(cell: Cell, place: Place, *, seed: int) -> Measured:
+def measure(cell: Cell, place: KernelRunner, *, seed: int) -> MeasuredCell:
     """Run, compare, call by call. Raises FaultError, and what a kernel's compilation and launch raise."""
     problem = cell.problem
     schedule = schedule_for(problem, place)
@@ -54,14 +54,14 @@ def measure(cell: Cell, place: Place, *, seed: int) -> Measured:
         for tensor in verdict.tensors:
             sums[tensor.name].hold(tensor, len(held) if _is_by_row(part, tensor.name) else 1)
     found = {name: figures.compared() for name, figures in sums.items()}
-    return Measured(cell=cell, schedule=str(schedule), tensors=found, note=note)
+    return MeasuredCell(cell=cell, schedule=str(schedule), tensors=found, note=note)
 
 
 class _Sums:
     """What the calls of a cell gave for one tensor."""
 
     def __init__(self, dtype: DType, *, summed: bool) -> None:
-        self.ours, self.torch = (Tally(dtype, summed=summed) for _ in range(2))
+        self.ours, self.torch = (ErrorTally(dtype, summed=summed) for _ in range(2))
         self.has_torch = False
         self._of_bound, self._held, self._elements, self._unbounded = 0.0, 0, 0, 0
 
@@ -104,7 +104,7 @@ def _add_errors(
                 sums[name].torch.add(start, torch[name][span].reshape(want.shape), want)
 
 
-def schedule_for(problem: Problem, place: Place) -> Schedule:
+def schedule_for(problem: Problem, place: KernelRunner) -> Schedule:
     """What a call would run: on a GPU the records' choice, else the default."""
     found = lookup(problem, place.facts).schedule if place.index is not None else None
     return found or default_schedule(problem, place.facts)
@@ -140,7 +140,7 @@ def _wanted(problem: Problem, inputs: Inputs) -> Iterator[tuple[int, dict[str, A
     yield 0, columns
 
 
-def _rows_to_hold(problem: Problem, tallies: list[Tally], *, seed: int) -> NDArray[np.intp]:
+def _rows_to_hold(problem: Problem, tallies: list[ErrorTally], *, seed: int) -> NDArray[np.intp]:
     """The rows with the largest errors, the first, the last and some at random."""
     rng = np.random.default_rng([seed, 3])
     most = max(2, HELD_ELEMENTS // problem.cols)

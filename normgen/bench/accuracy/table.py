@@ -11,14 +11,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from normgen.bench.accuracy.cells import Asked, Cell, Measured
-from normgen.bench.accuracy.kernels import OnCpu, OnGpu, Place
+from normgen.bench.accuracy.cells import Cell, CellsAsked, MeasuredCell
+from normgen.bench.accuracy.kernels import KernelRunner, OnCpu, OnGpu
 from normgen.bench.accuracy.measure import measure
 from normgen.bench.peers import load_peer, missing_packages
 from normgen.errors import VerificationError
 from normgen.trials.file import resumed
 from normgen.trials.head import Run, opening
-from normgen.trials.run import Progress, run
+from normgen.trials.run import RunProgress, run
 from normgen.trials.versions import versions
 
 
@@ -32,7 +32,7 @@ class Table(Run):
 
     where: str
     torch: Mapping[str, str] = field(hash=False)
-    cells: tuple[Measured, ...] = ()
+    cells: tuple[MeasuredCell, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -56,7 +56,7 @@ class Table(Run):
         return tuple(f"{m.cell}: {name}" for m in self.cells for name, found in m.tensors.items() if found.is_worse)
 
 
-def place_of(index: int | None) -> Place:
+def place_of(index: int | None) -> KernelRunner:
     return OnCpu() if index is None else OnGpu(index)
 
 
@@ -67,13 +67,13 @@ def torch_versions() -> dict[str, str]:
 
 def fill(
     path: Path,
-    asked: Asked,
+    asked: CellsAsked,
     *,
     index: int | None,
     seed: int,
     workers: int,
     torch: Mapping[str, str],
-    progress: Progress,
+    progress: RunProgress,
 ) -> Table:
     """Measure what `path` does not hold yet of the cells asked for; the table of them.
 
@@ -100,11 +100,11 @@ def fill(
 
 def _each(
     cells: Sequence[Cell], *, index: int | None, seed: int, workers: int
-) -> Iterator[tuple[Cell, list[Measured]]]:
+) -> Iterator[tuple[Cell, list[MeasuredCell]]]:
     """The cells as they are done; few are under way at once, so that Ctrl-C has little to wait for."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(index,)) as pool:
-        left, running = iter(cells), set[Future[Measured]]()
+        left, running = iter(cells), set[Future[MeasuredCell]]()
         try:
             while True:
                 for cell in islice(left, 2 * workers - len(running)):
@@ -117,7 +117,7 @@ def _each(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_PLACE: list[Place] = []  # of a worker process
+_PLACE: list[KernelRunner] = []  # of a worker process
 
 
 def _open(index: int | None) -> None:
@@ -126,5 +126,5 @@ def _open(index: int | None) -> None:
     _PLACE[:] = [place_of(index)]
 
 
-def _measure(cell: Cell, seed: int) -> Measured:
+def _measure(cell: Cell, seed: int) -> MeasuredCell:
     return measure(cell, _PLACE[0], seed=seed)

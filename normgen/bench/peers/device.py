@@ -15,7 +15,7 @@ from normgen.bench.peers import Call, Options, Tensors, load_peer
 from normgen.cuda import dlpack
 from normgen.cuda.stream import Graph
 from normgen.measure.chains.chain import Chain
-from normgen.measure.chains.ends import Region
+from normgen.measure.chains.ends import ConsumedRegion
 from normgen.measure.gpu import GpuBench
 from normgen.measure.replays import consumed
 from normgen.problem.problem import Problem
@@ -122,11 +122,11 @@ class TorchSide:
             gc.enable()
         return Graph.of(graph.raw_cuda_graph(), device=self._index, owner=graph)
 
-    def _read_by(self, results: Tensors) -> list[Region]:
+    def _read_by(self, results: Tensors) -> list[ConsumedRegion]:
         """What C reads of a call's results, wherever the library allocated them."""
         names = [t.name for t in consumed(self._bench.problem) if t.name in results]
         tensors = [results[name] for name in names]
-        return [Region(pointer=t.data_ptr(), bytes=t.numel() * t.element_size()) for t in tensors]
+        return [ConsumedRegion(pointer=t.data_ptr(), bytes=t.numel() * t.element_size()) for t in tensors]
 
     def rough_us(self, name: str) -> float:
         """From three in a row, queued from the host: good enough to size a graph."""

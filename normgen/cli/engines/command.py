@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from normgen.cli.options import Group, json_option, parse_device, show, target_option
+from normgen.cli.options import CommandGroup, json_option, parse_device, show, target_option
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import Device, target
 from normgen.engines.vllm_sizes import Coverage, calls_of, coverage, coverage_text, read_config
@@ -18,7 +18,7 @@ from normgen.suites.bands import parse_rows
 GROUP = "vllm.general_plugins"
 
 
-@click.group("engines", cls=Group)
+@click.group("engines", cls=CommandGroup)
 def engines() -> None:
     """What inference engines run of ours. Each uses normgen where its own configuration names it, and nowhere else."""
 

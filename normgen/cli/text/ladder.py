@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from normgen.ladder.climb import UNCHECKED, WRONG, Climb, Climbed, Launch, why_behind
+from normgen.ladder.climb import UNCHECKED, WRONG, Climb, Climbed, RungLaunch, why_behind
 from normgen.ladder.rungs import Ladder
 from normgen.records.place import place_of
 from normgen.text import figure, table
@@ -95,7 +95,7 @@ def _state(rung: Climbed) -> str:
     return f"{rung.state}, as expected" if rung.state == WRONG and rung.is_unsafe else rung.state
 
 
-def _best(found: Climb, rung: Climbed, first: Launch | None) -> list[str]:
+def _best(found: Climb, rung: Climbed, first: RungLaunch | None) -> list[str]:
     best = rung.best
     if best is None or best.us is None:
         return ["-"] * 4
@@ -117,7 +117,7 @@ def _cells(rung: Climbed, blocks: Sequence[str]) -> list[str]:
     return [_cell(by_block.get(block)) for block in blocks]
 
 
-def _cell(launch: Launch | None) -> str:
+def _cell(launch: RungLaunch | None) -> str:
     if launch is None:
         return ""
     own = figure(launch.us) if launch.us is not None else "refused" if launch.reason else UNCHECKED

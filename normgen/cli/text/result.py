@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from normgen.export import Ships
-from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, Comparison
+from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, RecordComparison
 from normgen.records.record import Record
 from normgen.records.verified import told
 from normgen.text import figure, filled, legend, table
@@ -186,7 +186,7 @@ def progress_line(phase: str, standing: Standing | None) -> str:
     return "  ".join([*parts, f"{standing.left_s:.0f} s left", standing.best]).rstrip()
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(found: RecordComparison) -> str:
     """A table, what only one file has, and the counts."""
     rows = [
         [p.verdict, figure(p.before_us), figure(p.after_us), figure(p.ratio), figure(p.chain_ratio), p.problem]

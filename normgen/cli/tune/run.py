@@ -18,7 +18,7 @@ from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
 
 if TYPE_CHECKING:
-    from normgen.suites.crew import Plan
+    from normgen.suites.crew import HostPlan
 
 INTERRUPTED = 130
 
@@ -66,8 +66,8 @@ def _of_engine(options: dict[str, Any]) -> Suite:
     return suite_of(calls_of(read_config(options["model"]), tp=options["tp"]), rows=rows)
 
 
-def _plan(suite: Suite, options: dict[str, Any]) -> Plan:
-    from normgen.suites.crew import Plan, suite_id, tasks_of
+def _plan(suite: Suite, options: dict[str, Any]) -> HostPlan:
+    from normgen.suites.crew import HostPlan, suite_id, tasks_of
 
     suite = suite.only(options["only"]) if options["only"] else suite
     found = _devices(options["device"], options["gpus"])
@@ -75,7 +75,7 @@ def _plan(suite: Suite, options: dict[str, Any]) -> Plan:
     tasks = tasks_of(
         suite.entries, trials=options["trials"], budget_s=parse_seconds(options["budget"]), seed=options["seed"]
     )
-    return Plan(
+    return HostPlan(
         suite=suite_id(suite.name, tasks, device, measured=bool(found)),
         tasks=tasks,
         device=device,

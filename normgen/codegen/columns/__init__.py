@@ -25,7 +25,7 @@ from normgen.codegen.columns.totals import Totals, total_constants
 from normgen.codegen.module import Param
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import If, Let, Statement, constant
-from normgen.schedule.knobs import Columns as Way
+from normgen.knobs import ColumnWay as Way
 
 WAYS: dict[Way, tuple[Callable[[Cells, Finish], Gather], Callable[[Cells], Finish]]] = {
     Way.REGISTER_ATOMIC: (Registers, Ticket),
@@ -36,7 +36,7 @@ WAYS: dict[Way, tuple[Callable[[Cells, Finish], Gather], Callable[[Cells], Finis
 }
 
 
-class Columns:
+class ColumnSums:
     """The sums over rows of one kernel; of a program without any, nothing."""
 
     def __init__(self, access: Access) -> None:

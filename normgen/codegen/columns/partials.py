@@ -5,9 +5,9 @@ from __future__ import annotations
 from normgen.codegen.chain import chain_setting, declare
 from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
 from normgen.codegen.columns.totals import total_constants
-from normgen.codegen.module import Kernel, Launch, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Param, Source
 from normgen.codegen.statements import Do, For, Gap, If, Let, Set, Statement, constant, setting
-from normgen.schedule.knobs import DependentLaunch
+from normgen.knobs import DependentLaunch
 
 FINISH_THREADS, FEW_ROWS_THREADS = 512, 256
 FINISH_IN_FLIGHT = 12  # partial rows that a thread adds in one trip of its loop (library/partial_rows.cuh)
@@ -86,7 +86,7 @@ class TwoKernels(PartialRows):
             *(self._finish_columns() if columns else []),
         ]
         return SecondKernel(
-            kernel=Kernel(name=name, params=tuple(params), launch=launch),
+            kernel=KernelEntry(name=name, params=tuple(params), launch=launch),
             comment="Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.",
             declared=tuple(declare(plan.problem, param) for param in params),
             body=body,

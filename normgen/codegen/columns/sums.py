@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normgen.codegen.access import Access, Site
-from normgen.codegen.module import Kernel, Param
+from normgen.codegen.module import KernelEntry, Param
 from normgen.codegen.statements import Do, If, Let, Statement
 from normgen.codegen.transport.transport import Slots
 from normgen.program.ir import Store
@@ -106,7 +106,7 @@ class Cells:
 class SecondKernel:
     """The kernel that finishes a call, and what it does."""
 
-    kernel: Kernel
+    kernel: KernelEntry
     comment: str
     declared: tuple[str, ...]  # parameters
     body: list[Statement]

@@ -10,16 +10,16 @@ from normgen.codegen.exchange.tree import Tree
 from normgen.schedule import plan as planned
 from normgen.schedule.plan import Plan
 
-WAYS: dict[planned.Exchange, type[Exchange]] = {
-    planned.Exchange.NONE: Exchange,
-    planned.Exchange.LANES: Team,
-    planned.Exchange.BLOCK: Team,
-    planned.Exchange.TREE: Tree,
-    planned.Exchange.COOPERATIVE_WARP: Team,
-    planned.Exchange.COOPERATIVE_BLOCK: Team,
-    planned.Exchange.CLUSTER: Team,
-    planned.Exchange.CLUSTER_WALK: ClusterWalk,
-    planned.Exchange.GRID: Grid,
+WAYS: dict[planned.ExchangeWay, type[Exchange]] = {
+    planned.ExchangeWay.NONE: Exchange,
+    planned.ExchangeWay.LANES: Team,
+    planned.ExchangeWay.BLOCK: Team,
+    planned.ExchangeWay.TREE: Tree,
+    planned.ExchangeWay.COOPERATIVE_WARP: Team,
+    planned.ExchangeWay.COOPERATIVE_BLOCK: Team,
+    planned.ExchangeWay.CLUSTER: Team,
+    planned.ExchangeWay.CLUSTER_WALK: ClusterWalk,
+    planned.ExchangeWay.GRID: Grid,
 }
 
 

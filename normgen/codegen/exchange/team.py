@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import Do, Let, Set, Setting, Statement, constant, type_setting
-from normgen.schedule.plan import Exchange as Way
+from normgen.codegen.statements import ConfigSetting, Do, Let, Set, Statement, constant, type_setting
+from normgen.schedule.plan import ExchangeWay as Way
 from normgen.schedule.plan import Plan
 
 COOPERATIVE = (Way.COOPERATIVE_WARP, Way.COOPERATIVE_BLOCK)
 
 
-def team_setting(plan: Plan) -> Setting:
+def team_setting(plan: Plan) -> ConfigSetting:
     """The team of a kernel's Config; `Threads` where its threads combine in no way of the library's teams."""
     s, way = plan.schedule, plan.exchange
     sizes = [s.threads_per_row, s.rows_per_block]

@@ -9,7 +9,7 @@ from normgen.codegen.chain import AT_END, chain_of, chain_setting, declare, star
 from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.lanes.looks import LaneLooks
 from normgen.codegen.lanes.sums import LaneSums
-from normgen.codegen.module import Kernel, Launch, Param, Source, Workspace
+from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
 from normgen.codegen.parts import KernelText
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import State
@@ -78,8 +78,8 @@ class LaneKernel:
             dependent=s.chained,
         )
 
-    def kernels(self) -> list[tuple[Kernel, KernelText]]:
-        found = [(Kernel(name=self.name, params=self.params, launch=self.launch), self.text())]
+    def kernels(self) -> list[tuple[KernelEntry, KernelText]]:
+        found = [(KernelEntry(name=self.name, params=self.params, launch=self.launch), self.text())]
         second = self.sums.second_kernel(f"{self.problem.name}_finish")
         if second is not None:
             text = KernelText(

@@ -7,7 +7,7 @@ from functools import partial
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
-from normgen.codegen.module import Kernel, Launch, Param, Source, Workspace
+from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
 from normgen.codegen.parts import KernelText
 from normgen.codegen.statements import (
     Comment,
@@ -87,8 +87,8 @@ class TileKernel:
             dependent=s.chained,
         )
 
-    def kernels(self) -> list[tuple[Kernel, KernelText]]:
-        return [(Kernel(name=self.name, params=self.params, launch=self.launch), self.text())]
+    def kernels(self) -> list[tuple[KernelEntry, KernelText]]:
+        return [(KernelEntry(name=self.name, params=self.params, launch=self.launch), self.text())]
 
     # ---- the tile ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
 from normgen.schedule.plan import TICKET_BYTES
-from normgen.schedule.tiles.plan import Reduced
+from normgen.schedule.tiles.plan import ReducedRows
 
 IN_FLIGHT = 16  # partial results that a thread of the last block asks for at a time
 
@@ -24,7 +24,7 @@ IN_FLIGHT = 16  # partial results that a thread of the last block asks for at a 
 class ReducedText:
     """The statements of a kernel's reductions of its result."""
 
-    def __init__(self, access: TileAccess, reduced: Reduced) -> None:
+    def __init__(self, access: TileAccess, reduced: ReducedRows) -> None:
         self.access, self.plan, self.reduced = access, access.plan, reduced
 
     def params(self) -> tuple[Param, ...]:

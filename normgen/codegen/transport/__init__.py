@@ -14,7 +14,7 @@ from normgen.codegen.transport.direct import Direct
 from normgen.codegen.transport.register_ahead import RegisterAhead
 from normgen.codegen.transport.ring import Copier, Ring
 from normgen.codegen.transport.transport import Transport
-from normgen.schedule.knobs import Copy
+from normgen.knobs import Copy
 
 COPIERS: dict[Copy, Callable[[Access], Copier]] = {Copy.CP_ASYNC: CpAsync, Copy.BULK: Bulk}
 

@@ -10,9 +10,9 @@ from normgen.codegen.access import Access
 from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement, constant, function, loop
 from normgen.codegen.transport.ring import fetch_parameters
 from normgen.codegen.transport.transport import Slots, fetched
-from normgen.schedule.knobs import Load
+from normgen.knobs import LoadHint
 
-POLICIES = (Load.EVICT_FIRST, Load.EVICT_LAST)  # hints that the copy engine knows
+POLICIES = (LoadHint.EVICT_FIRST, LoadHint.EVICT_LAST)  # hints that the copy engine knows
 HELD = "kHeldSteps * kThreadsPerRow * kVector"  # columns of a hybrid row that wait in registers
 SET_UP = "others wait only for a barrier that is set up"
 

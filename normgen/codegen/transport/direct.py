@@ -5,7 +5,7 @@ from __future__ import annotations
 from normgen.codegen.statements import Do, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
-from normgen.schedule.plan import Place
+from normgen.schedule.plan import Waiting
 
 
 class Direct(Transport):
@@ -21,7 +21,7 @@ def read_row(transport: Transport) -> list[Statement]:
     names = " and ".join(load.name for load in plan.held)
     found: list[Statement] = []
     for span in access.spans if plan.held else ():
-        in_registers = span.place is Place.REGISTERS
+        in_registers = span.place is Waiting.REGISTERS
         head: list[Statement] = []
         for load in plan.held:
             read = access.read_elem(load.name, access.vector_site)

@@ -6,7 +6,7 @@ With stages = 2 the next row's loads travel while the present one is computed; C
 from __future__ import annotations
 
 from normgen.codegen.access import EDGE
-from normgen.codegen.statements import Comment, Do, Gap, If, Let, Set, Setting, Statement, function
+from normgen.codegen.statements import Comment, ConfigSetting, Do, Gap, If, Let, Set, Statement, function
 from normgen.codegen.transport.transport import Transport, fetch_if, fetch_later
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
@@ -17,7 +17,7 @@ class RegisterAhead(Transport):
 
     def constants(self) -> list[Let]:
         ahead = "the next row is loaded while the present one is computed"
-        is_ahead = Setting("constexpr bool", "kAhead", "Config::kAhead", ahead, int(self.plan.fetches_ahead))
+        is_ahead = ConfigSetting("constexpr bool", "kAhead", "Config::kAhead", ahead, int(self.plan.fetches_ahead))
         return [*super().constants(), is_ahead]
 
     def start_fetching(self) -> list[Statement]:

@@ -16,7 +16,7 @@ from normgen.codegen.transport.direct import read_row
 from normgen.codegen.transport.transport import Slots, Transport, fetch_if, fetch_later
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
-from normgen.schedule.plan import WARP, Place
+from normgen.schedule.plan import WARP, Waiting
 
 EMPTY = "the slots are empty"
 
@@ -147,7 +147,7 @@ class Ring(Transport):
     def arrive(self) -> list[Statement]:
         """Wait for this row; rows that are held in registers leave their slots."""
         wait = [Gap(), *self.copier.wait()]
-        if self.plan.places != (Place.REGISTERS,):
+        if self.plan.places != (Waiting.REGISTERS,):
             return wait
         leave = [*wait, *Walk(head=self.slots.reads()).statements(self.access)]
         if not self.copier.proves_arrival:
@@ -155,7 +155,7 @@ class Ring(Transport):
         return leave if self.reduction_frees else [*leave, *self._release(), *self._refill()]
 
     def after_first_look(self) -> list[Statement]:
-        in_registers = self.plan.places == (Place.REGISTERS,)
+        in_registers = self.plan.places == (Waiting.REGISTERS,)
         if not (self.plan.copies_ahead and self.copier.proves_arrival and in_registers and self.reduction_frees):
             return []
         return [Comment("Every thread of the row has passed a barrier since it read its slots."), *self._refill()]
@@ -164,7 +164,7 @@ class Ring(Transport):
         if not self.plan.copies_ahead:
             return []
         refill: list[Statement] = []
-        if self.plan.places == (Place.SHARED,):
+        if self.plan.places == (Waiting.SHARED,):
             refill = [*(self._release() if self.copier.proves_arrival else []), *self._refill()]
         return [*refill, *self.copier.next_stage()]
 

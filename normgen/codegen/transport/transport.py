@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from normgen.codegen.access import EDGE, Access
 from normgen.codegen.statements import Do, If, Let, Set, Statement, constant, setting
 from normgen.program.ir import Load
-from normgen.schedule.plan import Place
+from normgen.schedule.plan import Waiting
 
 
 class Transport:
@@ -130,9 +130,9 @@ class Slots:
 def holders(access: Access) -> list[Statement]:
     """Where a row waits within a thread."""
     plan = access.plan
-    if Place.REGISTERS in plan.places and plan.held:
+    if Waiting.REGISTERS in plan.places and plan.held:
         return access.declarations(plan.held, "kHeldSteps" if plan.is_hybrid else "kSteps")
-    if Place.SHARED in plan.places and plan.cut.edged:
+    if Waiting.SHARED in plan.places and plan.cut.edged:
         return [Do(f"{access.vec(h.name, EDGE)} {h.name}_edge = {{}}") for h in plan.held]
     return []
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from normgen.codegen.module import Module
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.launch import Bound, LoadedModule
+from normgen.cuda.launch import BoundLaunch, LoadedModule
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Stream
 from normgen.device import Device
@@ -17,7 +17,7 @@ from normgen.measure.chains.kernels import MOST_REGIONS, REGIONS, VECTOR_BYTES, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Region:
+class ConsumedRegion:
     """Bytes on the device that a consumer reads."""
 
     pointer: int
@@ -33,10 +33,10 @@ class Region:
 class Ends(Protocol):
     """P and C of one context. Both queue work on a stream, which may be captured."""
 
-    def produce(self, target: Region, source: Region, stream: Stream | int) -> None:
+    def produce(self, target: ConsumedRegion, source: ConsumedRegion, stream: Stream | int) -> None:
         """Write the target from the source."""
 
-    def consume(self, regions: Sequence[Region], stream: Stream | int) -> None:
+    def consume(self, regions: Sequence[ConsumedRegion], stream: Stream | int) -> None:
         """Read the regions, a [rows, cols] output first."""
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Loaded:
     def __init__(self, module: Module, facts: Device, index: int) -> None:
         cubin = compile_module(module, facts.arch, cache=CubinCache())
         self._module = LoadedModule(module, cubin, device=index)
-        self.bound: Bound = self._module.bind()
+        self.bound: BoundLaunch = self._module.bind()
 
     def close(self) -> None:
         self._module.close()
@@ -71,13 +71,13 @@ class PlainEnds:
         self._producer, self._consumer = (Loaded(module, facts, index) for module in plain_modules(early=early))
         self._sink = DeviceBuffer(VECTOR_BYTES, device=index)
         self._consumer.bound.set(rows=vectors, pointers={"sink": self._sink.pointer})
-        self._known: dict[tuple[Region, ...], dict[str, Any]] = {}  # a replay asks for each set's many times
+        self._known: dict[tuple[ConsumedRegion, ...], dict[str, Any]] = {}  # a replay asks for each set's many times
 
-    def produce(self, target: Region, source: Region, stream: Stream | int) -> None:
+    def produce(self, target: ConsumedRegion, source: ConsumedRegion, stream: Stream | int) -> None:
         (to, vectors), (start, _) = target.aligned, source.aligned
         self._producer.bound.set(rows=vectors, pointers={"target": to, "source": start}).launch(stream)
 
-    def consume(self, regions: Sequence[Region], stream: Stream | int) -> None:
+    def consume(self, regions: Sequence[ConsumedRegion], stream: Stream | int) -> None:
         """All of them; of more than four the largest."""
         key = tuple(regions)
         if key not in self._known:
@@ -89,7 +89,7 @@ class PlainEnds:
             held.close()
 
 
-def _arguments(regions: tuple[Region, ...]) -> dict[str, Any]:
+def _arguments(regions: tuple[ConsumedRegion, ...]) -> dict[str, Any]:
     """What the consumer's `Bound.set` takes for them."""
     read = sorted(regions, key=lambda r: -r.bytes)[:MOST_REGIONS]
     given = [r.aligned for r in regions if r in read]

@@ -10,7 +10,7 @@ import re
 from functools import cache
 from importlib import resources
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 
 THREADS = 256
 VECTORS_PER_THREAD = 4
@@ -55,5 +55,5 @@ def module_of(name: str) -> Module:
     return Module(
         instructions="",
         text=text_of("normgen.measure.chains", "around.cu"),
-        kernels=(Kernel(name=name, params=params, launch=launch),),
+        kernels=(KernelEntry(name=name, params=params, launch=launch),),
     )

@@ -19,7 +19,7 @@ from normgen.cuda.driver import OnDevice, check, driver
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.cuda.stream import Stream
 from normgen.errors import NormgenError
-from normgen.measure.chains.ends import Region
+from normgen.measure.chains.ends import ConsumedRegion
 from normgen.measure.replays import consumed, main_input
 from normgen.problem.problem import Problem
 
@@ -107,10 +107,10 @@ class Matmul:
             self._call("cublasCreate_v2", ctypes.byref(self._handle))
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
-    def produce(self, target: Region, source: Region, stream: Stream | int) -> None:
+    def produce(self, target: ConsumedRegion, source: ConsumedRegion, stream: Stream | int) -> None:
         self._multiply(source.pointer, self._pitch, self._weights[0], target.pointer, stream)
 
-    def consume(self, regions: Sequence[Region], stream: Stream | int) -> None:
+    def consume(self, regions: Sequence[ConsumedRegion], stream: Stream | int) -> None:
         """The product of the first region."""
         step = regions[0].bytes // self._rows // self._dtype.bytes  # the rows of another library's output are packed
         self._multiply(regions[0].pointer, max(step, self._cols), self._weights[1], self._product.pointer, stream)

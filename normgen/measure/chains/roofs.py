@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 from normgen.measure.chains.kernels import text_of
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
@@ -84,11 +84,11 @@ def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, 
             "extra": -(-(streams.beside + streams.partials) // size),
         }
         launch = Launch(threads=THREADS, rows_per_block=THREADS * flight, persistent=wave, min_blocks=1)
-        kernels = [Kernel(name="elementwise", params=_FLAT, launch=launch)]
+        kernels = [KernelEntry(name="elementwise", params=_FLAT, launch=launch)]
         if sums is not None:
             text += "\n" + _text("add_partials", ELEMENT=_ELEMENTS[sums[1]], PARTS=parts, COLUMNS=sums[0])
             blocks = -(-sums[0] // SUM_COLUMNS)
-            kernels.append(Kernel(name="add_partials", params=_ADDED, launch=Launch(threads=256, blocks=blocks)))
+            kernels.append(KernelEntry(name="add_partials", params=_ADDED, launch=Launch(threads=256, blocks=blocks)))
         name = f"{size}x{flight}" + (f" {hint}" if hint else "") + (" one wave" if wave else "")
         name += " last first" if last_first else ""
         yield Roof(
@@ -171,7 +171,7 @@ def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Ro
         STORES="".join(stores).rstrip("\n"),
     )
     launch = Launch(threads=threads, cluster=cluster)
-    kernel = Kernel(name="reduction", params=tuple(params), launch=launch)
+    kernel = KernelEntry(name="reduction", params=tuple(params), launch=launch)
     name = f"reduction {threads}x{size}" + (f" cluster {cluster}" if cluster > 1 else "")
     return Roof(name=name, module=Module(instructions="", text=text, kernels=(kernel,)), rows=problem.rows)
 

@@ -12,7 +12,7 @@ from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.measure.chains.ends import Loaded
 from normgen.measure.chains.roofs import Roof, Streams, elementwise_roofs, reduction_roofs, streams_of
-from normgen.measure.replays import Layout, consumed
+from normgen.measure.replays import SetLayout, consumed
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 
@@ -33,7 +33,7 @@ class Works:
             part.close()
 
 
-def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], facts: Device, index: int) -> Works:
+def works_of(problem: Problem, layout: SetLayout, sets: Sequence[DeviceBuffer], facts: Device, index: int) -> Works:
     """Every roof of the problem, on the tensors of its sets."""
     works: dict[str, Work] = {}
     streams = streams_of(problem)
@@ -76,7 +76,7 @@ def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], fac
     return Works(works=works, held=tuple(held))
 
 
-def flat_places(problem: Problem, layout: Layout) -> dict[str, int]:
+def flat_places(problem: Problem, layout: SetLayout) -> dict[str, int]:
     """Where in a set a flat roof reads, where it writes, and what it writes beside that.
 
     What is read follows what is written, and of what is read that whose place is taken comes first: there a thread

@@ -47,7 +47,7 @@ class _Announcing:
             return self._bench.sample(key)
 
     def disturbance(self) -> str:
-        return self._bench.disturbance() if isinstance(self._bench, timing.Watched) else ""
+        return self._bench.disturbance() if isinstance(self._bench, timing.WatchedTimer) else ""
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def processes(index: int) -> Iterator[Processes]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class StartedGpu:
     """A GPU, and the processes that were started for it."""
 
     device: Device
@@ -63,16 +63,16 @@ class Start:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="normgen-start", initializer=leave_interrupts)
         self._found = self._thread.submit(self._look, device)
 
-    def found(self) -> Found | None:
+    def found(self) -> StartedGpu | None:
         """Wait for it: what was found, None where a kernel is to be predicted. Raises as `find_gpu`."""
         return self._found.result()
 
-    def _look(self, device: int | str | None) -> Found | None:
+    def _look(self, device: int | str | None) -> StartedGpu | None:
         gpu = find_gpu(device)
         if gpu is None:
             return None
         index, facts = gpu
-        return Found(device=facts, processes=self._started.enter_context(processes(index)))
+        return StartedGpu(device=facts, processes=self._started.enter_context(processes(index)))
 
     def __enter__(self) -> Self:
         return self

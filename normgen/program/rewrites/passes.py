@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from normgen.knobs import ArithmeticMode, Division, Keep, SoftmaxMethod, VarianceMethod
 from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.contractions import factors_leave
@@ -16,20 +17,19 @@ from normgen.program.rewrites.reductions import softmax, variance
 from normgen.program.rewrites.rolls import is_rolled, rolls_to_loads
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
-from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Variance
 
 
 class Choices(Protocol):
     """What of a Schedule decides the passes."""
 
     @property
-    def variance(self) -> Variance: ...
+    def variance(self) -> VarianceMethod: ...
 
     @property
-    def softmax(self) -> Softmax: ...
+    def softmax(self) -> SoftmaxMethod: ...
 
     @property
-    def arithmetic(self) -> Arithmetic: ...
+    def arithmetic(self) -> ArithmeticMode: ...
 
     @property
     def division(self) -> Division: ...
@@ -45,11 +45,11 @@ def passes(choices: Choices, *, means: bool = True) -> list[tuple[str, Callable[
         ("load taken elements", load_taken_elements),
         (f"variance={choices.variance}", partial(variance, method=choices.variance)),
         (f"softmax={choices.softmax}", partial(softmax, method=choices.softmax)),
-        ("hoist row divisions", partial(hoist_row_divisions, corrected=choices.arithmetic is Arithmetic.EXACT)),
+        ("hoist row divisions", partial(hoist_row_divisions, corrected=choices.arithmetic is ArithmeticMode.EXACT)),
     ]
     if choices.division is Division.REMAINDER:
         listed.append(("divide by the remainder", partial(divide_by_remainders, means=means)))
-    if choices.arithmetic is Arithmetic.APPROXIMATE:
+    if choices.arithmetic is ArithmeticMode.APPROXIMATE:
         listed.append(("approximate exponentials", approximate_exponentials))
     if choices.keep is Keep.VALUES:
         listed.append(("name kept values", name_kept_values))

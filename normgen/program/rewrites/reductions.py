@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 import sympy as sp
 
 from normgen.errors import UsageError, did_you_mean
+from normgen.knobs import SoftmaxMethod, VarianceMethod
 from normgen.program.cleanup import without_dead_code
 from normgen.program.functions import constant, greater, where
 from normgen.program.ir import (
@@ -47,11 +48,10 @@ from normgen.program.ir import (
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
 from normgen.program.ordered import is_kept, square
-from normgen.schedule.knobs import Softmax, Variance
 from normgen.spec.spec import Kind
 
-VARIANCE: tuple[str, ...] = tuple(Variance)
-SOFTMAX: tuple[str, ...] = tuple(Softmax)
+VARIANCE: tuple[str, ...] = tuple(VarianceMethod)
+SOFTMAX: tuple[str, ...] = tuple(SoftmaxMethod)
 _LONGEST_WRITTEN_OUT = 500  # operations: formulas that each use another twice would grow without end
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from normgen.knobs import TABLE, Knob
 from normgen.report.knobs.pictures import PICTURES, pictures
-from normgen.report.knobs.worth import Evidence, Ratio, Winners, evidence
+from normgen.report.knobs.worth import KnobEvidence, MeasuredRatio, Winners, evidence
 from normgen.report.techniques import markdown_table
-from normgen.schedule.knobs import TABLE, Knob
 
 MANY = 16  # values without a gap, of which the first and the last are named
 HEAD = ("value", "what it does", "from", "called elsewhere", "winners", "when it wins: cost without / with")
@@ -20,7 +20,7 @@ def knobs_part(root: Path) -> str:
     return "\n".join(_knob(knob, drawn.get(knob.name), found) for knob in TABLE).rstrip() + "\n"
 
 
-def _knob(knob: Knob, picture: str | None, found: Evidence) -> str:
+def _knob(knob: Knob, picture: str | None, found: KnobEvidence) -> str:
     values = ", ".join(_runs(knob))
     lines = [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
     if "" in knob.words and knob.words[""] != knob.meaning:
@@ -49,7 +49,7 @@ def _runs(knob: Knob) -> Iterator[str]:
         yield f"{further[0]} to {further[-1]} by {step}"
 
 
-def _rows(knob: Knob, found: Evidence) -> Iterator[tuple[str, ...]]:
+def _rows(knob: Knob, found: KnobEvidence) -> Iterator[tuple[str, ...]]:
     """A line for each value that has words, another name, a winner or a figure."""
     for value in knob.values:
         name, known = str(value), (knob.name, value)
@@ -72,7 +72,7 @@ def _won(won: Winners | None) -> str:
     return f"{won.count} of {won.of}: {cols} cols"
 
 
-def _wins(ratios: tuple[Ratio, ...]) -> str:
+def _wins(ratios: tuple[MeasuredRatio, ...]) -> str:
     """The largest ratio, and the least where there are several."""
     if not ratios:
         return "not measured apart"

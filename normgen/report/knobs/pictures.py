@@ -17,20 +17,20 @@ from typing import Any
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build_many
 from normgen.cpu.program import CELL_BYTES, WORKSPACE
-from normgen.cpu.trace import SHARED, Step, StepKind
+from normgen.cpu.trace import SHARED, StepKind, TraceStep
 from normgen.device import target
 from normgen.errors import UsageError
-from normgen.measure.calls import Call
+from normgen.knobs import KNOBS
+from normgen.measure.calls import KernelCall
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule, changed
 from normgen.spec.reader import load
 
-Steps = Sequence[Step]
+Steps = Sequence[TraceStep]
 Drawing = Callable[[Problem, Steps], list[str]]
 SM_COUNT = 2  # of the device that persistent grids are drawn for
 WIDTH = 108
@@ -53,7 +53,7 @@ class Scene:
     also: str = ""
 
 
-def label(step: Step) -> str:
+def label(step: TraceStep) -> str:
     """A block's letter and a thread's number."""
     return f"{string.ascii_uppercase[step.block]}{step.thread}"
 
@@ -64,7 +64,7 @@ def owners(problem: Problem, steps: Steps) -> list[str]:
     Shown are the first two rows and the last one of the first block, and the first row of two others.
     """
     name = next(tensor.name for tensor in problem.elem_tensors if not tensor.is_written)
-    cells: dict[tuple[int, int], Step] = {}
+    cells: dict[tuple[int, int], TraceStep] = {}
     for step in steps:
         if step.place == name and step.kind in (StepKind.READ, StepKind.COPY):
             for col in range(step.col, step.col + step.count):
@@ -84,7 +84,7 @@ def _shown_rows(block_of: Mapping[int, int]) -> list[int]:
     return sorted({*first[:2], first[-1], *(found[0] for found in others)})
 
 
-def _cells(owned: Sequence[Step | None]) -> str:
+def _cells(owned: Sequence[TraceStep | None]) -> str:
     """`A0-A0 A1-A1`: the owner of each element."""
     width = max(len(label(step)) for step in owned if step is not None)
     text = ""
@@ -96,10 +96,10 @@ def _cells(owned: Sequence[Step | None]) -> str:
     return text.rstrip(" -")
 
 
-def _runs(owned: Sequence[Step | None]) -> str:
+def _runs(owned: Sequence[TraceStep | None]) -> str:
     """`A0 to A31 (1 each)`: neighbours with as many elements each, by accesses of one block."""
     accesses = [step for step, _ in itertools.groupby(owned) if step is not None]
-    runs: list[list[Step]] = []
+    runs: list[list[TraceStep]] = []
     for step in accesses:
         last = runs[-1][-1] if runs else None
         if last is not None and (last.block, last.thread + 1, last.count) == (step.block, step.thread, step.count):
@@ -109,7 +109,7 @@ def _runs(owned: Sequence[Step | None]) -> str:
     return ", ".join(_run(run) for run in runs)
 
 
-def _run(run: Sequence[Step]) -> str:
+def _run(run: Sequence[TraceStep]) -> str:
     each = f" ({run[0].count} each)" if run[0].count > 1 else ""
     return f"{label(run[0])} to {label(run[-1])}{each}" if len(run) > 1 else label(run[0]) + each
 
@@ -146,7 +146,7 @@ def _said(problem: Problem, kind: StepKind, run: Steps, *, is_shared: bool) -> s
     return " ".join([_VERBS[kind], *names])
 
 
-def _name(problem: Problem, step: Step) -> str:
+def _name(problem: Problem, step: TraceStep) -> str:
     """`x[2, 0:4]`, `weight[0:4]`: a tensor's elements of one access; a row value by its row alone."""
     tensor = next((t for t in problem.passed_tensors if t.name == step.place), None)
     if tensor is None:
@@ -207,7 +207,7 @@ def sums(_: Problem, steps: Steps) -> list[str]:
     ]
 
 
-def _place_of_sums(step: Step) -> tuple[str, int]:
+def _place_of_sums(step: TraceStep) -> tuple[str, int]:
     if step.place == WORKSPACE:
         return "the workspace", step.count // CELL_BYTES
     if step.place == SHARED:
@@ -316,7 +316,7 @@ def module_of(knob: str, scene: Scene) -> Module:
 def drawn(knob: str, scene: Scene, program: Program) -> tuple[str, ...]:
     """The lines of a scene. Raises UsageError for a kernel that faults."""
     problem = problem_of(scene)
-    inputs, outputs = Call(says="", problem=problem, sm_count=SM_COUNT).tensors(seed=0)
+    inputs, outputs = KernelCall(says="", problem=problem, sm_count=SM_COUNT).tensors(seed=0)
     run = program.run(
         {**inputs.arrays, **outputs.arrays},
         rows=problem.rows,

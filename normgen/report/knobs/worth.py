@@ -17,6 +17,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from normgen.knobs import TABLE
 from normgen.ladder.climb import Climb, shipped_climbs
 from normgen.ladder.kernels import knobs_of, problem_of
 from normgen.ladder.rungs import Block, Rung, load_ladder
@@ -24,7 +25,6 @@ from normgen.problem.question import Direction
 from normgen.records.questions import problem_of as problem_of_key
 from normgen.records.winners import kept
 from normgen.report.techniques import ablation_lines
-from normgen.schedule.knobs import TABLE
 from normgen.schedule.schedule import Schedule, changed, schedule_from
 from normgen.spec.reader import load
 from normgen.studies.sweep_file import Sweep, read_sweep
@@ -34,7 +34,7 @@ Value = tuple[str, Any]  # a knob's name and one of its values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
+class MeasuredRatio:
     """One measured ratio; `where` names the problem and the kind of evidence."""
 
     ratio: float
@@ -52,33 +52,33 @@ class Winners:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class KnobEvidence:
     """Value -> its ratios, largest first, and its winners."""
 
-    ratios: dict[Value, tuple[Ratio, ...]]
+    ratios: dict[Value, tuple[MeasuredRatio, ...]]
     winners: dict[Value, Winners]
 
 
-def evidence(root: Path) -> Evidence:
+def evidence(root: Path) -> KnobEvidence:
     """All that the files under `root/generated` say about values of knobs."""
-    found: dict[Value, list[Ratio]] = {}
+    found: dict[Value, list[MeasuredRatio]] = {}
     for value, ratio in (*_of_ablations(root), *_of_sweeps(root), *_of_ladders(root)):
         found.setdefault(value, []).append(ratio)
     ratios = {value: tuple(sorted(some, key=lambda one: -one.ratio)) for value, some in found.items()}
-    return Evidence(ratios=ratios, winners=_winners(root))
+    return KnobEvidence(ratios=ratios, winners=_winners(root))
 
 
-def _of_ablations(root: Path) -> Iterator[tuple[Value, Ratio]]:
+def _of_ablations(root: Path) -> Iterator[tuple[Value, MeasuredRatio]]:
     for file in sorted((root / "generated" / "evidence").glob("techniques_*.json")):
         for line in ablation_lines(file)[0]:
             knob = line.technique.partition("=")[0]
             knob = "rows_per_block" if knob == "row_barriers" else knob
             if line.gain:
                 value = getattr(changed(Schedule(), line.schedule), knob)
-                yield (knob, value), Ratio(ratio=line.gain.median, where=f"{line.label}, ablation")
+                yield (knob, value), MeasuredRatio(ratio=line.gain.median, where=f"{line.label}, ablation")
 
 
-def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
+def _of_sweeps(root: Path) -> Iterator[tuple[Value, MeasuredRatio]]:
     for file in sorted((root / "generated" / "sweeps").glob("*.xz")):
         sweep = read_sweep(file)
         where = f"{_swept(sweep)}, sweep"
@@ -87,7 +87,7 @@ def _of_sweeps(root: Path) -> Iterator[tuple[Value, Ratio]]:
             for value, us in best.items():
                 others = [other for name, other in best.items() if name != value]
                 if others:
-                    yield (knob.name, value), Ratio(ratio=min(others) / us, where=where)
+                    yield (knob.name, value), MeasuredRatio(ratio=min(others) / us, where=where)
 
 
 def _best_of_values(sweep: Sweep, knob: str) -> dict[Any, float]:
@@ -107,7 +107,7 @@ def _swept(sweep: Sweep) -> str:
     return f"{key['op']} {Direction(key['direction']).short} {key['rows']}x{key['cols']} {dtype} {sweep.place}"
 
 
-def _of_ladders(root: Path) -> Iterator[tuple[Value, Ratio]]:
+def _of_ladders(root: Path) -> Iterator[tuple[Value, MeasuredRatio]]:
     """Launches of rungs of one problem that differ in one knob."""
     for climb in (one for one in shipped_climbs(root) if one.measured):
         timed = list(_timed(climb))
@@ -115,7 +115,7 @@ def _of_ladders(root: Path) -> Iterator[tuple[Value, Ratio]]:
             differ = changes(mine, other)
             if problem == other_problem and len(differ) == 1:
                 value = (differ[0], getattr(mine, differ[0]))
-                yield value, Ratio(ratio=other_us / us, where=f"{problem} {climb.place}, ladder")
+                yield value, MeasuredRatio(ratio=other_us / us, where=f"{problem} {climb.place}, ladder")
 
 
 def _timed(climb: Climb) -> Iterator[tuple[str, Schedule, float]]:

@@ -6,10 +6,10 @@ import math
 from typing import NamedTuple
 
 from normgen.device import Device
+from normgen.knobs import Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import looks
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Hold, Softmax
 from normgen.schedule.lanes.plan import (
     OTHER_REGISTERS,
     groups_of_parts,
@@ -63,7 +63,7 @@ class Work(NamedTuple):
 def walks(problem: Problem, s: Schedule) -> int:
     """How often the columns are walked."""
     found = looks(written_program(problem))
-    return max(1, found - 1 if s.softmax is Softmax.ONLINE or s.variance.looks_once else found)
+    return max(1, found - 1 if s.softmax is SoftmaxMethod.ONLINE or s.variance.looks_once else found)
 
 
 def register_limit(s: Schedule, device: Device) -> int:
@@ -75,7 +75,7 @@ def expected_registers(problem: Problem, s: Schedule) -> int:
     """Of a thread, before the compiler says."""
     flight = 0 if s.hold is Hold.REGISTERS else (s.unroll or 1) * vector_registers(problem, s)
     values = s.vector * (STATE_REGISTERS + len(problem.elem_tensors))
-    values += s.vector * MOVING_REGISTERS if s.softmax is Softmax.ONLINE else 0
+    values += s.vector * MOVING_REGISTERS if s.softmax is SoftmaxMethod.ONLINE else 0
     held = held_registers(problem, s) * (HELD_BESIDE_SUMS if problem.sums_rows else HELD)
     return int(held + flight + values + OTHER_REGISTERS)
 

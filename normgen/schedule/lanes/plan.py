@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from normgen.knobs import Hold
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import Hold
 from normgen.schedule.plan import WARP, Plan, Sums, is_spared, sums_pitch
 from normgen.schedule.schedule import Schedule
 

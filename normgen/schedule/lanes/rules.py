@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from normgen.device import MOST_BLOCKS, Device
+from normgen.knobs import KNOBS, ColumnWay, Hold, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import is_row_reduce
 from normgen.program.source import written_program
-from normgen.schedule.knobs import KNOBS, Columns, Hold, Variance
 from normgen.schedule.lanes.plan import (
     groups_of_parts,
     held_bytes,
@@ -69,9 +69,9 @@ def place(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def method(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if s.variance is Variance.GUARDED and s.rows_per_block > WARP:
+    if s.variance is VarianceMethod.GUARDED and s.rows_per_block > WARP:
         return "each warp must know whether any row of its block is looked at again: rows_per_block = 32 or less"
-    if problem.sums_rows and s.columns is not Columns.PARTIALS_TWO_KERNELS:
+    if problem.sums_rows and s.columns is not ColumnWay.PARTIALS_TWO_KERNELS:
         return "blocks leave partial rows for a second kernel: columns = partials_two_kernels"
     return None
 
@@ -100,7 +100,7 @@ def shared(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 def states_bytes(s: Schedule) -> int:
     """At most, of any program's looks."""
-    groups, areas = groups_of_parts(s), 3 if s.variance is Variance.GUARDED else 2
+    groups, areas = groups_of_parts(s), 3 if s.variance is VarianceMethod.GUARDED else 2
     return areas * STATES * 4 * groups * rows_of_block(s) if groups > 1 else 0
 
 

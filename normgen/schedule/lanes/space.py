@@ -8,12 +8,12 @@ from typing import Any
 
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
+from normgen.knobs import ArithmeticMode, Hold, LoadHint, SoftmaxMethod, StoreHint, VarianceMethod
 from normgen.problem.problem import COPIED, Problem
 from normgen.program.ir import looks
 from normgen.program.rewrites.approximate import has_exponentials
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Arithmetic, Hold, Load, Softmax, Store, Variance
 from normgen.schedule.lanes.clocks import expected_registers, register_limit, work
 from normgen.schedule.lanes.plan import steps_of_part, sums_bytes
 from normgen.schedule.legality import refusal
@@ -31,7 +31,7 @@ FEW_COLS = 16
 LONGEST_HELD = 64  # columns of a thread that are held, each with text of its own
 # Where elements wait, and columns on their way at a time
 PLACES = ((Hold.REGISTERS, 0), (Hold.SHARED, 8), (Hold.RELOAD, 8), (Hold.RELOAD, 4))
-METHODS = (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS, Variance.GUARDED)
+METHODS = (VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS, VarianceMethod.GUARDED)
 
 
 def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -64,25 +64,25 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
                 yield one
 
 
-def problem_arithmetic(problem: Problem) -> Arithmetic:
+def problem_arithmetic(problem: Problem) -> ArithmeticMode:
     """As of rows: outputs of 16 bits hide approximate exponentials."""
     elems = [t for t in problem.tensors if t.is_written and t.kind.is_elem]
     is_hidden = bool(elems) and all(t.dtype.bytes <= 2 for t in elems)
-    asked = Arithmetic.APPROXIMATE in problem.searched_knobs.get("arithmetic", (Arithmetic.APPROXIMATE,))
+    asked = ArithmeticMode.APPROXIMATE in problem.searched_knobs.get("arithmetic", (ArithmeticMode.APPROXIMATE,))
     is_approximate = is_hidden and asked and has_exponentials(written_program(problem))
-    return Arithmetic.APPROXIMATE if is_approximate else Arithmetic.EXACT
+    return ArithmeticMode.APPROXIMATE if is_approximate else ArithmeticMode.EXACT
 
 
 def points(problem: Problem, device: Device) -> Iterator[Schedule]:
     """The legal cuts with the methods and hints that apply; where a spec names a knob's values, these."""
     known = applicable(written_program(problem))
-    variances = [v for v in METHODS if v in known["variance"]] or [Variance.TWO_PASS]
-    softmaxes = [v for v in Softmax if v in known["softmax"]]
-    stores = (Store.DEFAULT, Store.STREAMING)
+    variances = [v for v in METHODS if v in known["variance"]] or [VarianceMethod.TWO_PASS]
+    softmaxes = [v for v in SoftmaxMethod if v in known["softmax"]]
+    stores = (StoreHint.DEFAULT, StoreHint.STREAMING)
     asked: dict[str, Any] = {n: v for n, v in problem.searched_knobs.items() if n in ("variance", "softmax") and v}
     for base in base_points(problem, device):
         # Read again, elements must stay in the caches.
-        loads = (Load.DEFAULT,) if base.hold is Hold.RELOAD else (Load.DEFAULT, Load.STREAMING)
+        loads = (LoadHint.DEFAULT,) if base.hold is Hold.RELOAD else (LoadHint.DEFAULT, LoadHint.STREAMING)
         for variance, softmax, load, store in itertools.product(variances, softmaxes, loads, stores):
             found = base.varied(variance=variance, softmax=softmax, load=load, store=store)
             if any(getattr(found, name) not in values for name, values in asked.items()):
@@ -95,8 +95,10 @@ def default_of_lanes(problem: Problem, device: Device) -> Schedule:
     """Of the cuts the one whose bytes, latencies and instructions take least by the formula."""
     known = applicable(written_program(problem))
     asked = problem.searched_knobs.get("variance") or ()
-    variances = [v for v in METHODS if v in known["variance"] and (not asked or v in asked)] or [Variance.TWO_PASS]
-    softmaxes = [v for v in Softmax if v in known["softmax"]]
+    variances = [v for v in METHODS if v in known["variance"] and (not asked or v in asked)] or [
+        VarianceMethod.TWO_PASS
+    ]
+    softmaxes = [v for v in SoftmaxMethod if v in known["softmax"]]
     best: tuple[float, str, Schedule] | None = None
     for base, variance, softmax in itertools.product(base_points(problem, device), variances, softmaxes):
         found = base.varied(variance=variance, softmax=softmax)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
+from normgen.knobs import Hold
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import asked_bytes, busy_clocks

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 from normgen.dtypes import F32
 from normgen.errors import ProgramError
+from normgen.knobs import Copy, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.classes import is_of_result, tile_axes
@@ -38,7 +39,6 @@ from normgen.program.ir import (
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.program.trees import is_minus, operands
-from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 from normgen.spec.formula import Expression, Name, Number, Power
@@ -79,7 +79,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedRows:
     """Reductions of the result's rows, of which each block has a part, and what is made of them, and stored."""
 
     reduces: tuple[Reduce, ...]
@@ -106,7 +106,7 @@ class Contraction:
     right: Side
     ahead: tuple[Side, ...]
     epilogue: tuple[Load | Map | Store | Reduce, ...]
-    reduced: Reduced | None = None
+    reduced: ReducedRows | None = None
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -148,7 +148,7 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     results = {name for r in program.reduces for name in r.names}
     behind = _behind(program, of_result)
     finish = _needed(program, [s for s in program.stores if s.value in behind], stop=results)
-    reduced = Reduced(tuple(of_result), tuple(finish)) if of_result else None
+    reduced = ReducedRows(tuple(of_result), tuple(finish)) if of_result else None
     stores, read = [s for s in program.stores if s.value not in behind], frozenset().union(*map(used_names, of_result))
     wanted = {*_needed(program, stores, read=read, stop=results), *of_result}
     epilogue = tuple(s for s in program.statements if s in wanted)
@@ -184,7 +184,7 @@ def _frozen(program: RowProgram, cut: Contraction) -> Contraction:
         behind = Order([*known, *numbers])
         orders = (of_result if isinstance(s, Map) and not s.kind.axes else behind for s in reduced.finish)
         finish = tuple(order.statement(s) for s, order in zip(reduced.finish, orders, strict=True))
-        reduced = Reduced(tuple(map(of_result.reduce, reduced.reduces)), finish)
+        reduced = ReducedRows(tuple(map(of_result.reduce, reduced.reduces)), finish)
     return replace(
         cut,
         sums=sums,
@@ -369,7 +369,7 @@ class TilePlan:
     @property
     def is_online(self) -> bool:
         """Whether a maximum of the rows moves while the products are summed."""
-        return self.schedule.softmax is Softmax.ONLINE
+        return self.schedule.softmax is SoftmaxMethod.ONLINE
 
     @cached_property
     def shared_bytes(self) -> int:

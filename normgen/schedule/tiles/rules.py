@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from normgen.device import MOST_BLOCKS, Device
 from normgen.errors import ProgramError
+from normgen.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, SoftmaxMethod
+from normgen.knobs import names_of as knobs_of
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
-from normgen.schedule.knobs import names_of as knobs_of
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan, way_through_registers
@@ -92,7 +92,7 @@ def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if s.softmax is not Softmax.ONLINE:
+    if s.softmax is not SoftmaxMethod.ONLINE:
         return None
     try:
         moving_maximum(contraction(problem))

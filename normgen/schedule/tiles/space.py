@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 
 from normgen.device import Device
+from normgen.knobs import KNOBS, Copy, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS, Copy, Hold, Softmax
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks
@@ -48,12 +48,12 @@ WAYS_OF_WAITING = (
 )
 
 
-def ways(problem: Problem) -> tuple[tuple[Softmax, Copy, int, int], ...]:
+def ways(problem: Problem) -> tuple[tuple[SoftmaxMethod, Copy, int, int], ...]:
     """(softmax, copy, stages, tile_k): first those in which a row is read once."""
     cut = contraction(problem)
     if not cut.ahead:
-        return tuple((Softmax.TWO_PASS, *way) for way in WAYS)
-    methods = (Softmax.ONLINE, Softmax.TWO_PASS) if moves(cut) else (Softmax.TWO_PASS,)
+        return tuple((SoftmaxMethod.TWO_PASS, *way) for way in WAYS)
+    methods = (SoftmaxMethod.ONLINE, SoftmaxMethod.TWO_PASS) if moves(cut) else (SoftmaxMethod.TWO_PASS,)
     return tuple((method, *way) for method in methods for way in WAYS_OF_WAITING)
 
 

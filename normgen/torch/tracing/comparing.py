@@ -36,7 +36,7 @@ _TIMES, _ROUNDINGS = 2, 4  # the formulas' error is at most so many times the fu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredShare:
     """One result in the dtypes of a call: the share of elements with the function's bits, and both largest errors.
 
     An error is one to float64, in roundings of a row's largest value.
@@ -67,7 +67,7 @@ class Comparison:
     results: tuple[tuple[str, float], ...]
     gradients: tuple[tuple[str, float], ...]
     no_gradients: str
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredShare, ...]
     worst: str = ""
 
     @property
@@ -96,7 +96,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
     torchs = widened(found.recorded.raw)
     sides: _Sides | None = None
     seen = _Seen()
-    stored: list[Stored] = []
+    stored: list[StoredShare] = []
     refusals: list[str] = []
     generator = torch.Generator(device="cpu").manual_seed(len(dtypes))
     rows = 0
@@ -402,7 +402,7 @@ def _stored(
     call: Callable[..., Any],
     tensors: Sequence[Tensor],
     exact: Sequence[Tensor],
-) -> list[Stored]:
+) -> list[StoredShare]:
     def function() -> Sequence[Tensor]:
         return cast(Sequence[Tensor], torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors])))
 
@@ -420,7 +420,7 @@ def _stored(
         if not (isinstance(other, torch.Tensor) and other.is_floating_point() and other.numel()):
             continue
         if one.dtype != other.dtype:
-            return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
+            return [StoredShare(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
         shown_one = _stored_one(one, other, want)
         if not shown_one.holds:
             moved = moved_by_roundings(function, theirs) if moved is None else moved
@@ -429,7 +429,7 @@ def _stored(
     return shown
 
 
-def _stored_one(one: Tensor, other: Tensor, want: Tensor, moved: Tensor | None = None) -> Stored:
+def _stored_one(one: Tensor, other: Tensor, want: Tensor, moved: Tensor | None = None) -> StoredShare:
     name, eps = name_of(one.dtype), torch.finfo(one.dtype).eps
     one, other, want = (torch.atleast_1d(t.detach()).double() for t in (one, other, want))
     good = other.isfinite().all(-1, keepdim=True) & want.isfinite().all(-1, keepdim=True)
@@ -438,7 +438,7 @@ def _stored_one(one: Tensor, other: Tensor, want: Tensor, moved: Tensor | None =
         scale = scale + torch.atleast_1d(moved).amax(-1, keepdim=True)
     errors = [float(torch.where(good, (t - want).abs() / scale, 0).max()) for t in (one, other)]
     same = float((one == other)[good.expand(one.shape)].double().mean()) if good.any() else 1.0
-    return Stored(dtype=name, same=same, ours=errors[0], theirs=errors[1])
+    return StoredShare(dtype=name, same=same, ours=errors[0], theirs=errors[1])
 
 
 def widened(graph: Any) -> Any:

@@ -35,7 +35,7 @@ _MOST_SHAPES = 1024  # that a function remembers
 _OF_MODULES = (bool, int, float, str, tuple, type(None), torch.dtype)  # attributes that a forward may depend on
 
 
-class Plan:
+class FusedPlan:
     """A traced function for tensors of some dtypes: an operator, and what torch does around it."""
 
     def __init__(self, found: Traced) -> None:
@@ -99,7 +99,7 @@ def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | N
 
 
 AnyCut = CutPlan | CutPlans
-AnyPlan = Plan | AnyCut
+AnyPlan = FusedPlan | AnyCut
 
 
 class Fused:
@@ -263,7 +263,7 @@ class Fused:
         summary = f"Traced from the torch function {title}."
         is_every = self.rounding == "operations"
         found = traced(record, parameters, _spec_name(title), summary, every_rounding=is_every)
-        plan = Plan(found)
+        plan = FusedPlan(found)
         plan.comparison = compared(found, plan.operator, plan.given, call)
         if not plan.comparison.holds:
             hint = "report it; until then, write a spec for normgen.torch.operator"
@@ -272,7 +272,9 @@ class Fused:
         if any(groups := getattr(self.function, "groups", ())):
             # Compared on rows of a few columns, which need not be as long as a group.
             comparison = plan.comparison
-            plan = Plan(traced(record, parameters, _spec_name(title), summary, every_rounding=is_every, groups=groups))
+            plan = FusedPlan(
+                traced(record, parameters, _spec_name(title), summary, every_rounding=is_every, groups=groups)
+            )
             plan.comparison = comparison
         self._plans[key] = plan
         return plan

@@ -44,10 +44,10 @@ def traced(
     every_rounding  float16 and bfloat16 values are rounded behind each operation, as torch does it when it runs them
                     one by one; else where the function converts them itself, and where they are stored
     """
-    return Walk(record, parameters, every_rounding=every_rounding, groups=groups).traced(name, summary)
+    return FunctionWalk(record, parameters, every_rounding=every_rounding, groups=groups).traced(name, summary)
 
 
-class Walk(Operations):
+class FunctionWalk(Operations):
     """One recorded function, operation by operation."""
 
     def __init__(

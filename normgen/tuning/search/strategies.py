@@ -44,7 +44,7 @@ class Strategy(Protocol):
         """µs of a point; None: it is no usable kernel, `is_wrong` when its result missed the contract."""
 
 
-class Random:
+class RandomOrder:
     """Every point once, in a shuffled order."""
 
     def __init__(self, size: int, *, seed: int) -> None:

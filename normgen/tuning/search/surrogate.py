@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.schedule.knobs import Group, names_of
+from normgen.knobs import Group, names_of
 from normgen.schedule.schedule import Schedule
 
 Array = NDArray[np.float64]

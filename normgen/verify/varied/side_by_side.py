@@ -12,7 +12,7 @@ from normgen.verify.rows import Buffer, Stored, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideBySide:
+class PitchedMemory:
     """The memory of a launch of `problem`, with the pitches of tensors that do not have the problem's."""
 
     problem: Problem

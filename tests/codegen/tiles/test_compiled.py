@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normgen.cuda.compiler import compile_module
-from normgen.schedule.knobs import Copy, Hold
+from normgen.knobs import Copy, Hold
 from normgen.schedule.schedule import Schedule
 from tests.codegen.test_compiled import _nvrtc_loads
 from tests.codegen.tiles.cases import CASES

@@ -10,7 +10,7 @@ import pytest
 
 from normgen.codegen.module import Launch, Module, Source
 from normgen.cpu import build_many, find_compiler
-from normgen.schedule.knobs import Copy, Hold
+from normgen.knobs import Copy, Hold
 from normgen.schedule.schedule import Schedule
 from tests.codegen.tiles.cases import CASES, COPIED, PARTLY_COPIED, TWO_ORDERS
 from tests.codegen.tiles.handmade import LINEAR, SMALL, Case, Sizes, ran

@@ -10,11 +10,11 @@ import pytest
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build_many, find_compiler
 from normgen.device import target
+from normgen.knobs import Copy, Hold, SoftmaxMethod
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.plan import tile_problem_plan
@@ -27,8 +27,8 @@ WAYS = {
     "reload": SMALL.varied(hold=Hold.RELOAD, vector=1),
     "ahead": SMALL.varied(stages=2),
     "ahead, one stage": SMALL,
-    "online": SMALL.varied(stages=2, softmax=Softmax.ONLINE),
-    "online, one stage": SMALL.varied(softmax=Softmax.ONLINE, tile_k=16),
+    "online": SMALL.varied(stages=2, softmax=SoftmaxMethod.ONLINE),
+    "online, one stage": SMALL.varied(softmax=SoftmaxMethod.ONLINE, tile_k=16),
     "copied": SMALL.varied(copy=Copy.CP_ASYNC, stages=3),
 }
 SPECS = ("softmax_v", "masked_softmax_v", "causal_softmax_v")

@@ -24,8 +24,8 @@ from normgen.torch.tracing.cuts.pieces import (
     RESHAPES,
     SOFTMAXES,
     CannotCutError,
+    Operation,
     Pieces,
-    Step,
     bound,
     shape_of,
 )
@@ -61,7 +61,7 @@ class Cut:
     def _take_apart(self, pieces: Pieces) -> None:
         """What stands in front, in the kernel and behind, and which axes are its rows. Raises CannotCutError."""
         self.arguments, self.results = pieces.arguments, pieces.results
-        wanted = [r for r in self.results if isinstance(r, Step)]
+        wanted = [r for r in self.results if isinstance(r, Operation)]
         used = _used(wanted)
         self.steps = [step for step in pieces.steps if step in used]
         self.inside = [s for s in self.steps if s.place == "kernel"]
@@ -103,7 +103,7 @@ class Cut:
         self.rows = [math.prod(sizes[axis] for axis in run) for run in self.runs]
         self._group_columns()
 
-    def _is_whole(self, step: Step) -> bool:
+    def _is_whole(self, step: Operation) -> bool:
         """Whether it has an element for each of the rows and columns."""
         return {*self.layout.axis_of(step)} == {*self.layout.rows, *self.layout.columns}
 
@@ -122,10 +122,10 @@ class Cut:
         are_shared = len(kinds) == 1 and all(
             not all(kind) and list(kind) in (sorted(kind), sorted(kind, reverse=True)) for kind in kinds
         )
-        self.by_row = set[Step]() if are_shared or is_table else {*of_rows}
+        self.by_row = set[Operation]() if are_shared or is_table else {*of_rows}
         self.groups = tuple(0 if is_table and all(runs[leaf]) else groups[leaf] for leaf in self.leaves)
 
-    def _group(self, leaf: Step) -> int:
+    def _group(self, leaf: Operation) -> int:
         """Of a tensor that has the first axes of the columns alone, as a weight of channels has beside images."""
         own, columns = {*self.layout.axis_of(leaf)}, self.layout.columns
         has = [axis in own for axis in columns]
@@ -133,12 +133,12 @@ class Cut:
         is_shared = 0 < count == sum(has) and leaf is not self.layout.main and leaf.val.dtype.is_floating_point
         return math.prod(self.layout.axes.sizes[axis] for axis in columns[count:]) if is_shared else 0
 
-    def _has_columns(self, leaf: Step) -> bool:
+    def _has_columns(self, leaf: Operation) -> bool:
         return bool({*self.layout.axis_of(leaf)} & {*self.layout.columns})
 
     # a tensor as rows, and back
 
-    def laid(self, leaf: Step, tensor: Tensor, group: int = 0) -> Tensor:
+    def laid(self, leaf: Operation, tensor: Tensor, group: int = 0) -> Tensor:
         """[rows.., cols] of a tensor, [cols] and [] of one that is the same for all rows, or for all elements.
 
         group  of a tensor that is the same for so many neighbouring columns: [rows.., cols / group], which is no copy
@@ -160,7 +160,7 @@ class Cut:
         tensor = tensor.reshape([*rows, self.cols // (group or 1) if has_columns else 1])
         return tensor.contiguous() if is_whole and self.is_copied else tensor
 
-    def back(self, step: Step, tensor: Tensor) -> Tensor:
+    def back(self, step: Operation, tensor: Tensor) -> Tensor:
         layout, sizes = self.layout, self.layout.axes.sizes
         own = layout.axis_of(step)
         every = [axis for run in self.runs for axis in run] + layout.columns
@@ -179,24 +179,24 @@ class Cut:
         found = kernel(*[self.laid(leaf, known[leaf], one) for leaf, one in zip(self.leaves, groups, strict=True)])
         return self.behind(known, found if isinstance(found, tuple | list) else (found,))
 
-    def front(self, tensors: Sequence[Tensor]) -> dict[Step, Any]:
-        known: dict[Step, Any] = dict(zip(self.arguments, tensors, strict=True))
+    def front(self, tensors: Sequence[Tensor]) -> dict[Operation, Any]:
+        known: dict[Operation, Any] = dict(zip(self.arguments, tensors, strict=True))
         for step in self.steps:
             if step.place == "front":
                 known[step] = _run(step, known)
         return known
 
-    def behind(self, known: dict[Step, Any], found: Sequence[Tensor]) -> list[Any]:
+    def behind(self, known: dict[Operation, Any], found: Sequence[Tensor]) -> list[Any]:
         known |= {step: self.back(step, one) for step, one in zip(self.written, found, strict=True)}
         for step in self.steps:
             if step.place == "behind":
                 known[step] = _run(step, known)
-        return [known[r] if isinstance(r, Step) else r for r in self.results]
+        return [known[r] if isinstance(r, Operation) else r for r in self.results]
 
     def _kernel(self, *tensors: Tensor) -> Any:
         """The function of rows: each step on [rows.., cols], where a size that a value has not is 1."""
         # A number that the function writes has no gradient; a seed is none, and stays as it is.
-        known: dict[Step, Any] = {
+        known: dict[Operation, Any] = {
             leaf: tensor.detach() if leaf.is_free and leaf.val.numel() == 1 and tensor.is_floating_point() else tensor
             for leaf, tensor in zip(self.leaves, tensors, strict=True)
         }
@@ -210,7 +210,7 @@ class Cut:
         found = [known[step] for step in self.written]
         return found[0] if len(found) == 1 else tuple(found)
 
-    def _on_rows(self, step: Step, known: dict[Step, Any]) -> Any:
+    def _on_rows(self, step: Operation, known: dict[Operation, Any]) -> Any:
         name, (args, named) = step.name, _filled(step, known)
         x = args[0]
         if name in _KEPT:
@@ -238,7 +238,7 @@ class Cut:
             return x[step.args[1]]
         return step.op(*args, **named)
 
-    def _reduced(self, step: Step, x: Tensor) -> Any:
+    def _reduced(self, step: Operation, x: Tensor) -> Any:
         run = set(self.layout.axes.base(self.layout.reduced[step]))
         if not run:
             return x
@@ -301,7 +301,7 @@ class Cut:
         runs = {axis: i for i, run in enumerate([*self.runs, self.layout.columns]) for axis in run}
 
         def said(value: Any) -> Any:
-            return ("step", places[value]) if isinstance(value, Step) else value
+            return ("step", places[value]) if isinstance(value, Operation) else value
 
         lines = []
         for step in self.steps:
@@ -317,7 +317,7 @@ class Cut:
         return (*lines, *leaves, len(self.runs), places[self.layout.main])
 
 
-def _note(step: Step) -> None:
+def _note(step: Operation) -> None:
     """What is recorded next is this step of its author's."""
     metadata.current_meta["stack_trace"] = step.node.meta.get("stack_trace", "")
     metadata.current_meta["custom"] = {CALLED: title(step.node)}
@@ -392,22 +392,22 @@ def smaller(call: Callable[..., Any], tensors: Sequence[Tensor], names: Sequence
     return cut
 
 
-def _filled(step: Step, known: dict[Step, Any]) -> Any:
+def _filled(step: Operation, known: dict[Operation, Any]) -> Any:
     """Arguments and options of a step, with the values that it takes, on their device."""
     given = (step.args, step.kwargs)
-    args, kwargs = torch.utils._pytree.tree_map(lambda a: known[a] if isinstance(a, Step) else a, given)
+    args, kwargs = torch.utils._pytree.tree_map(lambda a: known[a] if isinstance(a, Operation) else a, given)
     if kwargs.get("device") is not None:
         kwargs["device"] = next((t.device for t in known.values() if isinstance(t, torch.Tensor)), kwargs["device"])
     return args, kwargs
 
 
-def _run(step: Step, known: dict[Step, Any]) -> Any:
+def _run(step: Operation, known: dict[Operation, Any]) -> Any:
     args, kwargs = _filled(step, known)
     return step.op(*args, **kwargs)
 
 
-def _used(results: Sequence[Step]) -> set[Step]:
-    found: set[Step] = set()
+def _used(results: Sequence[Operation]) -> set[Operation]:
+    found: set[Operation] = set()
     waiting = list(results)
     while waiting:
         step = waiting.pop()
@@ -421,7 +421,7 @@ def _row(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.reshape(-1)
 
 
-def _name_of(leaf: Step, arguments: Sequence[Step], names: Sequence[str]) -> str:
+def _name_of(leaf: Operation, arguments: Sequence[Operation], names: Sequence[str]) -> str:
     """That of the argument which it is a part of."""
     step = leaf
     while step.given:

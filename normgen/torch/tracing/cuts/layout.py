@@ -15,7 +15,7 @@ from normgen.torch.tracing.cuts.pieces import (
     RESHAPES,
     SOFTMAXES,
     CannotCutError,
-    Step,
+    Operation,
     bound,
     dims_of,
     is_pointwise,
@@ -89,10 +89,10 @@ class Axes:
 class Layout:
     """The axes of the steps of a kernel and of what they read, by step."""
 
-    def __init__(self, steps: Sequence[Step], leaves: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Operation], leaves: Sequence[Operation]) -> None:
         self.axes = Axes()
-        self.runs: dict[Step, Runs] = {}
-        self.reduced: dict[Step, list[int]] = {}
+        self.runs: dict[Operation, Runs] = {}
+        self.reduced: dict[Operation, list[int]] = {}
         self.leaves, self.steps = leaves, steps
         for leaf in leaves:
             self.runs[leaf] = [self.axes.fresh(size) for size in shape_of(leaf)]
@@ -109,16 +109,16 @@ class Layout:
         self.columns = [a for a in every if a in set(self.columns)]
         self.rows = [a for a in every if a not in set(self.columns)]
 
-    def axis_of(self, step: Step) -> list[int]:
+    def axis_of(self, step: Operation) -> list[int]:
         return self.axes.base([axis for run in self.runs[step] for axis in run])
 
-    def _in_memory(self, leaf: Step) -> list[int]:
+    def _in_memory(self, leaf: Operation) -> list[int]:
         """Its axes in the order in which they lie: those of a permuted argument are still where they were."""
         strides = leaf.val.stride()
         dims = sorted(range(len(strides)), key=lambda dim: -strides[dim])
         return self.axes.base([axis for dim in dims for axis in self.runs[leaf][dim]])
 
-    def of(self, step: Step) -> Runs:
+    def of(self, step: Operation) -> Runs:
         name, given = step.name, step.given
         first = self.runs[given[0]]
         if step.op is operator.getitem:
@@ -152,7 +152,7 @@ class Layout:
             return [[] if d is None else first[d] for d in places]
         return self.of_rows(step, name, first)
 
-    def of_rows(self, step: Step, name: str, first: Runs) -> Runs:
+    def of_rows(self, step: Operation, name: str, first: Runs) -> Runs:
         if name in ("native_layer_norm", "_fused_rms_norm"):
             count = len(step.args[1])
             self.reduced[step] = [axis for run in first[-count:] for axis in run]
@@ -210,7 +210,7 @@ class Layout:
             raise CannotCutError
         return found
 
-    def _main(self) -> Step:
+    def _main(self) -> Operation:
         floats = [leaf for leaf in self.leaves if leaf.val.dtype.is_floating_point]
         if not floats:
             raise CannotCutError

@@ -46,7 +46,7 @@ class CannotCutError(Exception):
 
 
 @dataclass(eq=False, kw_only=True)
-class Step:
+class Operation:
     """An operation. place: "front", "kernel" or "behind"; `constant`: the number of which all its elements are."""
 
     op: Any
@@ -64,16 +64,16 @@ class Step:
         return name_of(self.op) if self.op else ""
 
     @property
-    def given(self) -> list[Step]:
-        return [a for a in torch.utils._pytree.tree_leaves((self.args, self.kwargs)) if isinstance(a, Step)]
+    def given(self) -> list[Operation]:
+        return [a for a in torch.utils._pytree.tree_leaves((self.args, self.kwargs)) if isinstance(a, Operation)]
 
 
 @dataclass(eq=False)
-class Parts:
+class TensorParts:
     """A tensor as its parts along one dimension."""
 
     dim: int
-    parts: list[Step]
+    parts: list[Operation]
 
     @property
     def ends(self) -> list[int]:
@@ -98,7 +98,7 @@ def is_pointwise(op: Any) -> bool:
 
 
 def shape_of(value: Any) -> list[int]:
-    if isinstance(value, Parts):
+    if isinstance(value, TensorParts):
         found = shape_of(value.parts[0])
         found[value.dim] = value.ends[-1]
         return found
@@ -143,8 +143,8 @@ class Pieces:
     graph: Any
     mode: Any
     copies: bool
-    steps: list[Step] = field(default_factory=list)
-    arguments: list[Step] = field(default_factory=list)
+    steps: list[Operation] = field(default_factory=list)
+    arguments: list[Operation] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     parts: dict[Any, Any] = field(default_factory=dict)
     uncopied: set[Any] = field(default_factory=set)  # of whose copies the kernel reads the originals
@@ -156,7 +156,7 @@ class Pieces:
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
                 val = node.meta["val"]
-                found[node] = Step(op=None, args=(), kwargs={}, val=val, node=node, place="front")
+                found[node] = Operation(op=None, args=(), kwargs={}, val=val, node=node, place="front")
                 found[node].is_whole = not val.dtype.is_floating_point
                 self.arguments.append(found[node])
             elif node.op == "output":
@@ -167,11 +167,11 @@ class Pieces:
             else:
                 raise CannotCutError
 
-    def made(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: Node, place: str = "") -> Step:
+    def made(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: Node, place: str = "") -> Operation:
         """A step, in its place: where what it takes is, and in the kernel where it computes."""
-        step = Step(op=op, args=tuple(args), kwargs=kwargs, val=None, node=node, place=place)
+        step = Operation(op=op, args=tuple(args), kwargs=kwargs, val=None, node=node, place=place)
         given = step.given
-        fakes = torch.utils._pytree.tree_map(lambda a: a.val if isinstance(a, Step) else a, (step.args, kwargs))
+        fakes = torch.utils._pytree.tree_map(lambda a: a.val if isinstance(a, Operation) else a, (step.args, kwargs))
         with self.mode:
             step.val = op(*fakes[0], **fakes[1])
         places = {g.place for g in given}
@@ -200,7 +200,7 @@ class Pieces:
         name = name_of(op)
         if name in RESHAPES:  # a view of what the function was traced with may be none of what it is called with
             op, args = aten.reshape.default, args[:2]
-        if name in ("clone", "contiguous") and isinstance(args[0], Step) and args[0].place == "front":
+        if name in ("clone", "contiguous") and isinstance(args[0], Operation) and args[0].place == "front":
             self.uncopied.add(args[0])
             return args[0]
         if name in _LIKE:
@@ -214,8 +214,8 @@ class Pieces:
         if name in SOFTMAXES:
             args = [self.unshifted(args[0], args[1]), *args[1:]]
         flat = torch.utils._pytree.tree_leaves((args, kwargs))
-        places = {a.place for a in flat if isinstance(a, Step)}
-        is_parted = any(isinstance(a, Parts) for a in flat)
+        places = {a.place for a in flat if isinstance(a, Operation)}
+        is_parted = any(isinstance(a, TensorParts) for a in flat)
         if name in _PARTS and (is_parted or "kernel" in places):
             return self.cut(name, args[0], bound(op, args, kwargs), node)
         if name in ("cat", "stack") and (is_parted or ("kernel" in places and "behind" not in places)):
@@ -226,15 +226,17 @@ class Pieces:
 
     def unshifted(self, value: Any, dim: int) -> Any:
         """Without what its author takes from each row, as its largest: a softmax is the same, and has a gradient."""
-        parts = value.parts if isinstance(value, Parts) else [value]
+        parts = value.parts if isinstance(value, TensorParts) else [value]
         if not all(p.op is aten.sub.Tensor and len(p.args) == 2 and not p.kwargs for p in parts):
             return value
         rows, shifts = [p.args[0] for p in parts], {p.args[1] for p in parts}
         (shift, *others) = shifts
-        is_of_rows = isinstance(shift, Step) and shift.val.ndim == len(shape_of(value)) and shift.val.shape[dim] == 1
+        is_of_rows = (
+            isinstance(shift, Operation) and shift.val.ndim == len(shape_of(value)) and shift.val.shape[dim] == 1
+        )
         if others or not is_of_rows or any(r.val.shape != p.val.shape for r, p in zip(rows, parts, strict=True)):
             return value
-        return Parts(value.dim, rows) if isinstance(value, Parts) else rows[0]
+        return TensorParts(value.dim, rows) if isinstance(value, TensorParts) else rows[0]
 
     # parts of a value
 
@@ -266,9 +268,9 @@ class Pieces:
         return self.parts[key]
 
     def part_of(self, value: Any, dim: int, *taken: int) -> Any:
-        if isinstance(value, Parts):
+        if isinstance(value, TensorParts):
             if value.dim != dim:
-                return Parts(value.dim, [self.part(one, dim, *taken) for one in value.parts])
+                return TensorParts(value.dim, [self.part(one, dim, *taken) for one in value.parts])
             start, end, step = taken
             found = []
             for first, last, one in zip((0, *value.ends), value.ends, value.parts, strict=False):
@@ -276,7 +278,7 @@ class Pieces:
                     found.append(self.part(one, dim, max(start - first, 0), min(end, last) - first))
             if step != 1:
                 raise CannotCutError
-            return found[0] if len(found) == 1 else Parts(dim, found)
+            return found[0] if len(found) == 1 else TensorParts(dim, found)
         if value.place != "kernel":
             return self.made(aten.slice.Tensor, (value, dim, *taken), {}, value.node)
         if is_pointwise(value.op):
@@ -293,7 +295,7 @@ class Pieces:
         """What an operation of elements takes for a part of its result: parts of its tensors, counted from the last."""
 
         def aligned(given: Any) -> Any:
-            at = len(shape_of(given)) - behind if isinstance(given, Parts | Step) else -1
+            at = len(shape_of(given)) - behind if isinstance(given, TensorParts | Operation) else -1
             return given if at < 0 or shape_of(given)[at] == 1 else self.part(given, at, *taken)
 
         args, kwargs = torch.utils._pytree.tree_map(aligned, (of.args, of.kwargs))
@@ -306,14 +308,16 @@ class Pieces:
             dim %= len(shape_of(given[0])) + 1
             given = [self.applied(aten.unsqueeze.default, (one, dim), {}, node) for one in given]
         dim %= len(shape_of(given[0]))
-        if any(isinstance(one, Parts) and one.dim != dim for one in given):
+        if any(isinstance(one, TensorParts) and one.dim != dim for one in given):
             raise CannotCutError
-        return Parts(dim, [part for one in given for part in (one.parts if isinstance(one, Parts) else [one])])
+        return TensorParts(
+            dim, [part for one in given for part in (one.parts if isinstance(one, TensorParts) else [one])]
+        )
 
     def result(self, value: Any) -> Any:
         """What is returned: `whole`, and a copy of what the function copied."""
         value, step = self.whole(value), value
-        while isinstance(step, Step) and step.place == "front":
+        while isinstance(step, Operation) and step.place == "front":
             if step in self.uncopied:
                 return self.made(aten.clone.default, (value,), {}, value.node, "behind")
             step = next(iter(step.given), None)
@@ -321,7 +325,7 @@ class Pieces:
 
     def whole(self, value: Any) -> Any:
         """Of parts, what torch puts together behind the kernel."""
-        if isinstance(value, Parts):
+        if isinstance(value, TensorParts):
             return self.made(aten.cat.default, (value.parts, value.dim), {}, value.parts[0].node, "behind")
         return value
 
@@ -329,7 +333,7 @@ class Pieces:
         if is_pointwise(op):
             return self.each(op, args, kwargs, node)
         x, *rest = args
-        if not isinstance(x, Parts):
+        if not isinstance(x, TensorParts):
             raise CannotCutError
         shape = shape_of(x)
         places = [x.dim] if name == "getitem" else places_of(op, args, kwargs)
@@ -337,28 +341,28 @@ class Pieces:
             op, rest = aten.squeeze.dims, [[d for d in dims_of(bound(op, args, kwargs), len(shape)) if shape[d] == 1]]
         if x.dim in places:
             at = x.dim if name == "getitem" else places.index(x.dim)
-            return Parts(at, [self.applied(op, (part, *rest), kwargs, node) for part in x.parts])
+            return TensorParts(at, [self.applied(op, (part, *rest), kwargs, node) for part in x.parts])
         if name in RESHAPES and x.dim == len(shape) - 1 and args[1][-1] in (-1, shape[-1]):
             leading = args[1][:-1]
             parts = [self.applied(op, (p, [*leading, p.val.shape[-1]]), {}, node) for p in x.parts]
-            return Parts(len(leading), parts)
+            return TensorParts(len(leading), parts)
         if name in _VIEWS:
             return self.made(op, (self.whole(x), *rest), kwargs, node, "behind")
         return self.reduced(name, x, bound(op, args, kwargs), node)
 
-    def each(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: Node) -> Parts:
+    def each(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: Node) -> TensorParts:
         """An operation of elements, of each part."""
-        of = Step(op=op, args=tuple(args), kwargs=kwargs, val=None, node=node, place="kernel")
-        given = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, Parts | Step)]
-        count, parts = max(len(shape_of(a)) for a in given), [a for a in given if isinstance(a, Parts)]
+        of = Operation(op=op, args=tuple(args), kwargs=kwargs, val=None, node=node, place="kernel")
+        given = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, TensorParts | Operation)]
+        count, parts = max(len(shape_of(a)) for a in given), [a for a in given if isinstance(a, TensorParts)]
         behinds = {len(shape_of(a)) - a.dim for a in parts}
         if len(behinds) != 1:
             raise CannotCutError
         (behind,), ends = behinds, sorted({end for a in parts for end in a.ends})
         pairs = zip((0, *ends), ends, strict=False)
-        return Parts(count - behind, [self.applied(op, *self.along(of, behind, *pair), node) for pair in pairs])
+        return TensorParts(count - behind, [self.applied(op, *self.along(of, behind, *pair), node) for pair in pairs])
 
-    def reduced(self, name: str, x: Parts, named: dict[str, Any], node: Node) -> Any:
+    def reduced(self, name: str, x: TensorParts, named: dict[str, Any], node: Node) -> Any:
         """What reduces values along the dimension of their parts."""
 
         def run(op: Any, *given: Any) -> Any:
@@ -388,11 +392,11 @@ class Pieces:
         return (found, None) if name in ("max", "min") and "dim" in named else found
 
 
-def _count(step: Step) -> int:
+def _count(step: Operation) -> int:
     return step.val.numel() if isinstance(step.val, torch.Tensor) else 0
 
 
-def _copies(step: Step) -> bool:
+def _copies(step: Operation) -> bool:
     """Whether another shape of a value is a copy of it."""
     if step.name not in RESHAPES or step.is_free:
         return False

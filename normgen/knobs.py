@@ -40,7 +40,7 @@ class ReduceWith(StrEnum):
         return self is ReduceWith.SHORT_CHAINS
 
 
-class Variance(StrEnum):
+class VarianceMethod(StrEnum):
     """The rewrite of a variance."""
 
     TWO_PASS = "two_pass"
@@ -53,10 +53,10 @@ class Variance(StrEnum):
     @property
     def looks_once(self) -> bool:
         """Whether mean and variance come from one look at the row; guarded: of most rows."""
-        return self not in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS)
+        return self not in (VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS)
 
 
-class Softmax(StrEnum):
+class SoftmaxMethod(StrEnum):
     """The rewrite of a softmax denominator."""
 
     TWO_PASS = "two_pass"
@@ -120,7 +120,7 @@ class Edges(StrEnum):
     PEEL = "peel"
 
 
-class Load(StrEnum):
+class LoadHint(StrEnum):
     """The cache hint of the elem tensors' loads."""
 
     DEFAULT = "default"
@@ -131,7 +131,7 @@ class Load(StrEnum):
     EVICT_LAST = "evict_last"
 
 
-class Store(StrEnum):
+class StoreHint(StrEnum):
     """The cache hint of the elem tensors' stores."""
 
     DEFAULT = "default"
@@ -165,7 +165,7 @@ class Params(StrEnum):
         return self is Params.PREFETCHED
 
 
-class Columns(StrEnum):
+class ColumnWay(StrEnum):
     """How column reductions (dweight, dbias) are summed over blocks."""
 
     PARTIALS_TWO_KERNELS = "partials_two_kernels"
@@ -177,12 +177,12 @@ class Columns(StrEnum):
     @property
     def is_deterministic(self) -> bool:
         """Whether sums have the same bits in every run: each in a fixed order, no atomics on sums."""
-        return self in (Columns.PARTIALS_TWO_KERNELS, Columns.PARTIALS_LAST_TILE)
+        return self in (ColumnWay.PARTIALS_TWO_KERNELS, ColumnWay.PARTIALS_LAST_TILE)
 
     @property
     def has_two_kernels(self) -> bool:
         """Whether a second kernel adds rows of partial sums."""
-        return self is Columns.PARTIALS_TWO_KERNELS
+        return self is ColumnWay.PARTIALS_TWO_KERNELS
 
 
 class DependentLaunch(StrEnum):
@@ -226,7 +226,7 @@ class Division(StrEnum):
     REMAINDER = "remainder"
 
 
-class Arithmetic(StrEnum):
+class ArithmeticMode(StrEnum):
     """How exponentials are computed."""
 
     EXACT = "exact"
@@ -349,16 +349,16 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="variance",
-        values=tuple(Variance),
-        plain=Variance.TWO_PASS,
+        values=tuple(VarianceMethod),
+        plain=VarianceMethod.TWO_PASS,
         group=Group.METHOD,
         meaning="the rewrite of a variance",
         # Not sum_of_squares, which loses rows near a level (near_level, sparse_steps of verify/rows.py). Not shifted,
         # although it is right on all families: with 10^3 in two of the three columns it looks at, and standard normal
         # elsewhere, rstd is off by 37 times its bound (4096 cols, f32). Not welford, whose division a column costs 6 to
         # 30 % (the best in seven sweeps on an H200); no record has it.
-        forward=(Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS, Variance.GUARDED),
-        taught=frozenset({Variance.SUM_OF_SQUARES, Variance.SHIFTED, Variance.WELFORD}),
+        forward=(VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS, VarianceMethod.GUARDED),
+        taught=frozenset({VarianceMethod.SUM_OF_SQUARES, VarianceMethod.SHIFTED, VarianceMethod.WELFORD}),
         words={
             "corrected_two_pass": "the second pass sums the residuals too, and corrects variance and means far from 0",
             "sum_of_squares": "the variance as E[x^2] - mean^2, in one pass",
@@ -374,11 +374,11 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="softmax",
-        values=tuple(Softmax),
-        plain=Softmax.TWO_PASS,
+        values=tuple(SoftmaxMethod),
+        plain=SoftmaxMethod.TWO_PASS,
         group=Group.METHOD,
         meaning="the rewrite of a softmax denominator",
-        forward=tuple(Softmax),
+        forward=tuple(SoftmaxMethod),
         words={"online": "maximum and sum of a softmax in one pass"},
         elsewhere={"two_pass": ("basic", "safe"), "online": ("one_pass", "online_normalizer")},
     ),
@@ -473,13 +473,13 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="load",
-        values=tuple(Load),
-        plain=Load.DEFAULT,
+        values=tuple(LoadHint),
+        plain=LoadHint.DEFAULT,
         group=Group.FREE,
         meaning="the cache hint of the elem tensors' loads",
-        forward=(Load.EVICT_LAST, Load.DEFAULT, Load.NO_ALLOCATE),
-        backward=(Load.DEFAULT, Load.NO_ALLOCATE),
-        taught=frozenset({Load.STREAMING, Load.CACHE_GLOBAL, Load.EVICT_FIRST}),
+        forward=(LoadHint.EVICT_LAST, LoadHint.DEFAULT, LoadHint.NO_ALLOCATE),
+        backward=(LoadHint.DEFAULT, LoadHint.NO_ALLOCATE),
+        taught=frozenset({LoadHint.STREAMING, LoadHint.CACHE_GLOBAL, LoadHint.EVICT_FIRST}),
         words={
             "streaming": "loads that are evicted first (ld.cs)",
             "cache_global": "loads past the L1 (ld.cg)",
@@ -497,13 +497,13 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="store",
-        values=tuple(Store),
-        plain=Store.DEFAULT,
+        values=tuple(StoreHint),
+        plain=StoreHint.DEFAULT,
         group=Group.FREE,
         meaning="the cache hint of the elem tensors' stores",
-        forward=(Store.DEFAULT, Store.STREAMING),
-        backward=(Store.DEFAULT, Store.STREAMING),
-        taught=frozenset({Store.CACHE_GLOBAL, Store.EVICT_FIRST}),
+        forward=(StoreHint.DEFAULT, StoreHint.STREAMING),
+        backward=(StoreHint.DEFAULT, StoreHint.STREAMING),
+        taught=frozenset({StoreHint.CACHE_GLOBAL, StoreHint.EVICT_FIRST}),
         words={
             "streaming": "stores that are evicted first (st.cs)",
             "cache_global": "stores past the L1 (st.cg)",
@@ -544,12 +544,12 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="columns",
-        values=tuple(Columns),
-        plain=Columns.PARTIALS_TWO_KERNELS,
+        values=tuple(ColumnWay),
+        plain=ColumnWay.PARTIALS_TWO_KERNELS,
         group=Group.METHOD,
         meaning="how column reductions are summed over blocks",
-        backward=(Columns.PARTIALS_TWO_KERNELS, Columns.ATOMIC),
-        taught=frozenset({Columns.PARTIALS_LAST_TILE, Columns.REGISTER_ATOMIC, Columns.SHARED_ATOMIC}),
+        backward=(ColumnWay.PARTIALS_TWO_KERNELS, ColumnWay.ATOMIC),
+        taught=frozenset({ColumnWay.PARTIALS_LAST_TILE, ColumnWay.REGISTER_ATOMIC, ColumnWay.SHARED_ATOMIC}),
         words={
             "partials_two_kernels": "column sums: partial rows, summed by a second kernel",
             "partials_last_tile": "column sums: partial rows, summed tile by tile by the last block to arrive there",
@@ -584,8 +584,8 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="arithmetic",
-        values=tuple(Arithmetic),
-        plain=Arithmetic.EXACT,
+        values=tuple(ArithmeticMode),
+        plain=ArithmeticMode.EXACT,
         group=Group.FREE,
         meaning="exponentials by expf and their quotients to the last bit, or the hardware's power of two",
         words={"approximate": "exponentials by the hardware's power of two"},
