@@ -79,7 +79,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             shutil.copy(ROOT / name, source / name)
     sdist = built("sdist", source, root)
     with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 on
+        archive.extractall(unpacked, **safely)  # type: ignore[arg-type]
     return sdist, built("wheel", next(unpacked.iterdir()), root)
 
 
