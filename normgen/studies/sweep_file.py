@@ -60,6 +60,11 @@ class Sweep(Run):
         return super().with_trials({trial.key: trial for trial in trials}.values(), **facts)
 
     @property
+    def key(self) -> str:
+        """The problem, whatever its spec's text: what tells a sweep from the others of a file of several."""
+        return " ".join(f"{name}={value}" for name, value in sorted(self.problem.items()) if name != "spec_sha256")
+
+    @property
     def question(self) -> dict[str, Any]:
         """What must be the same for a sweep to go on."""
         versions = {name: self.versions.get(name) for name in ("protocol", "default_text")}
