@@ -36,6 +36,7 @@ from normgen.cli.options import (
     target_option,
 )
 from normgen.cli.problems import read_problem
+from normgen.cli.studies.frozen import first, frozen
 from normgen.cli.text.result import LiveLine, Terminal
 from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
@@ -241,6 +242,10 @@ def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants
 @click.group(cls=CommandGroup)
 def study() -> None:
     """Experiments on the tuner and on its kernels."""
+
+
+study.add_command(frozen)
+study.add_command(first)
 
 
 @study.command()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from normgen.cost.model import predicted_us
@@ -248,27 +249,37 @@ def sweep(
     seed: int,
     opened: Callable[..., Sweep],
     progress: RunProgress,
-    first: Sequence[Schedule] = (),
+    first: Mapping[Schedule, str] = MappingProxyType({}),
 ) -> Sweep:
     """Measure what `path` does not hold yet of the legal set, or of `first` and a sample of `limit`; the whole sweep.
 
-    `opened(roof_us=..., noise_floor=..., chain_us=...)` is a new sweep. Raises UsageError when the file is of another
-    problem, device, place or protocol, or when the default schedule is emitted as another text today.
+    `first` says how each of its schedules was chosen. `opened(roof_us=..., noise_floor=..., chain_us=...)` is a new
+    sweep. Raises UsageError when the file is of another problem, device, place or protocol, or when the default
+    schedule is emitted as another text today.
     """
     fresh = opened(**sweeper.start())
     start = fresh.going_on(resumed(Sweep, path, is_strict=True))
     wanted = list(dict.fromkeys([*first, *sample_of(legal, limit, seed=seed)]))
     if fresh.default not in wanted:
         wanted = [fresh.default, *wanted[: max(len(first), len(wanted) - 1) if limit else None]]
+    chosen = {s: first.get(s, "" if limit is None else "random") for s in wanted} | {fresh.default: "default"}
     known = {p.schedule for p in start.points}
     left = [s for s in wanted if s not in known]
     batches = [
         Batch(label=f"schedules from {i + 1} of {len(left)}", schedules=tuple(left[i : i + BATCH]))
         for i in range(0, len(left), BATCH)
     ]
-    found = run(start, batches, progress=progress, words=sweeper.words, path=path, spread=sweeper.measured)
+
+    def measured(batches: Sequence[Batch]) -> Iterator[tuple[Batch, list[Trial]]]:
+        for batch, points in sweeper.measured(batches):
+            yield batch, [replace(point, chosen=chosen[point.schedule]) for point in points]
+
+    found = run(start, batches, progress=progress, words=sweeper.words, path=path, spread=measured)
     if left and found.finished:
-        found = found.with_trials([*found.points, *sweeper.retimed(found.points)])
+        # A batch gives its failures first and its twins last: here they stand as they were asked for.
+        order = {s: i for i, s in enumerate([*(p.schedule for p in start.points), *left])}
+        points = sorted(found.points, key=lambda p: order[p.schedule])
+        found = found.with_trials([*points, *sweeper.retimed(points)])
         write(path, found)
     return found
 
@@ -288,6 +299,7 @@ def sweep_on_gpu(
     place: Place,
     path: Path,
     limit: int | None = None,
+    first: Mapping[Schedule, str] = MappingProxyType({}),
     best: int = 0,
     index: int = 0,
     seed: int = 0,
@@ -295,7 +307,8 @@ def sweep_on_gpu(
 ) -> Sweep:
     """Sweep the problem on GPU `index`. Raises NoDeviceError without one, else as `sweep`.
 
-    best   beside a sample of `limit`, so many schedules that the cost model calls fastest: its first choice among them
+    first  schedules beside a sample of `limit`, and how each was chosen
+    best   before them so many that the cost model calls fastest: its first choice among them
     """
     facts = device_facts(index)
     default = default_schedule(problem, facts)
@@ -319,5 +332,5 @@ def sweep_on_gpu(
             default=default,
             seed=seed,
         )
-        first = called_fastest(problem, legal, facts, place, count=best)
-        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, opened=opened, progress=progress, first=first)
+        asked = dict.fromkeys(called_fastest(problem, legal, facts, place, count=best), "model") | dict(first)
+        return sweep(sweeper, legal, path=path, limit=limit, seed=seed, opened=opened, progress=progress, first=asked)

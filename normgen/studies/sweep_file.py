@@ -26,7 +26,7 @@ from normgen.trials.trial import SPELLED, Trial
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Run):
-    """A recorded sweep; every schedule once, in the order first measured.
+    """A recorded sweep; every schedule once, in the order asked for.
 
     roof_us      what the best hand-written kernel that moves the problem's bytes costs, same run
     chain_us     what the chain takes without a kernel, same run; None alone
@@ -61,8 +61,8 @@ class Sweep(Run):
 
     @property
     def key(self) -> str:
-        """The problem, whatever its spec's text: what tells a sweep from the others of a file of several."""
-        return " ".join(f"{name}={value}" for name, value in sorted(self.problem.items()) if name != "spec_sha256")
+        """What tells a sweep from the others of a file of several: `key_of` its problem."""
+        return key_of(self.problem)
 
     @property
     def question(self) -> dict[str, Any]:
@@ -78,6 +78,11 @@ class Sweep(Run):
         if not timed:
             raise UsageError("a sweep to replay needs a point with a time", received=f"{len(self.points)} points")
         return min(timed, key=lambda p: p.us or 0.0)
+
+
+def key_of(question: Mapping[str, Any]) -> str:
+    """A problem, plain values as of a record, whatever its spec's text."""
+    return " ".join(f"{name}={value}" for name, value in sorted(question.items()) if name != "spec_sha256")
 
 
 def is_sweep(path: Path) -> bool:

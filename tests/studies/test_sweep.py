@@ -91,7 +91,8 @@ def swept(
         seed=3,
     )
     opened = describe(legal, **changed)
-    return sweep(sweeper, legal, path=path, limit=limit, seed=3, opened=opened, first=first, progress=Silent())
+    said = dict.fromkeys(first, "search")
+    return sweep(sweeper, legal, path=path, limit=limit, seed=3, opened=opened, first=said, progress=Silent())
 
 
 def rounded_points(found: Sweep) -> tuple[Trial, ...]:
@@ -192,6 +193,19 @@ def test_a_sample_holds_what_was_asked_for_first(tmp_path: Path) -> None:
     measured = {p.schedule for p in found.points}
     assert {*first, DEFAULT} <= measured
     assert 20 <= len(measured) <= 26
+
+
+def test_points_stand_as_they_were_asked_for_and_say_how_they_were_chosen(tmp_path: Path) -> None:
+    searched = [DEFAULT, *(s for s in SOME if s.threads_per_row == 64)][:40]
+    found = swept(tmp_path / "a.jsonl.xz", SweptBench(), limit=32, first=searched)
+    sample = [s for s in sample_of(SOME, 32, seed=3) if s not in searched]
+    assert [p.schedule for p in found.points] == [*searched, *sample]
+    assert [p.chosen for p in found.points] == ["default", *["search"] * 39, *["random"] * len(sample)]
+    assert any(p.us is None for p in found.points[:-5])
+    assert read_sweep(tmp_path / "a.jsonl.xz").points == rounded_points(found)
+    assert {p.chosen for p in swept(tmp_path / "b.jsonl", SweptBench()).points} == {"", "default"}
+    alone = swept(tmp_path / "c.jsonl", SweptBench(), limit=0, first=searched[1:9])
+    assert [p.schedule for p in alone.points] == searched[:9]
 
 
 def test_the_first_choices_are_the_cost_models_and_of_equals_the_plainest() -> None:

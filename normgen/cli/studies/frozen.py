@@ -1,0 +1,136 @@
+"""`normgen study frozen` and `normgen study first`: random problems timed once, and what first choices are worth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normgen.cli.options import NewFile, json_option, show
+from normgen.cli.text.result import Terminal
+from normgen.cuda.driver import device_facts
+from normgen.errors import UsageError, did_you_mean
+from normgen.files.plain import plain
+from normgen.studies.frozen.file import FILE, Frozen, gathered, part_of, read_frozen
+from normgen.studies.frozen.first import CHOOSERS, Chooser, Scores, scores
+from normgen.studies.frozen.measure import completed, drawn, lacking, measure, measured
+from normgen.studies.sweep_file import Sweep
+from normgen.text import table
+from normgen.trials.file import write
+from normgen.trials.head import opening
+from normgen.trials.versions import environment
+
+SOURCE = click.Path(exists=True, path_type=Path)
+
+
+@click.command()
+@json_option
+@click.argument("sources", nargs=-1, type=SOURCE)
+@click.option("--out", "-o", type=NewFile(), required=True, help="File; what it holds already stays.")
+@click.option("--measure", "is_measured", is_flag=True, help="Measure the drawn problems on a GPU.")
+@click.option("--first", "chooser", help="Time what this chooser lists first and SOURCES lack: rules.")
+@click.option(
+    "--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which share of the work, from 0."
+)
+@click.option("--of", type=click.IntRange(min=1), default=1, show_default=True, help="Of so many shares.")
+@click.option("--limit", "limit_s", type=click.FloatRange(min=0), help="Begin no problem after so many seconds.")
+@click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
+@click.pass_context
+def frozen(
+    ctx: click.Context,
+    /,
+    as_json: bool,
+    sources: tuple[Path, ...],
+    out: Path,
+    is_measured: bool,
+    chooser: str | None,
+    **options: Any,
+) -> None:
+    """Random problems, each timed once: measure them, or gather what was measured from SOURCES into one file.
+
+    SOURCES are files of frozen problems, sweeps, and folders of both; --measure leaves out what they hold. --measure
+    and --first go on with their file, in which every problem that was done stays. --json prints {file, problems, parts,
+    note}.
+    """
+    if is_measured or chooser:
+        found = _measured(sources, out, chooser, **options)
+    else:
+        found = gathered([*([out] if out.exists() else []), *sources])
+        write(out, found)
+    parts = dict(sorted(Counter(part_of(sweep.problem, found.salt) for sweep in found.sweeps).items()))
+    if as_json:
+        show({"file": str(out), "problems": len(found.sweeps), "parts": parts, "note": found.note})
+    else:
+        click.echo(f"{out}: {len(found.sweeps)} problems, {parts}" + (f" ({found.note})" if found.note else ""))
+    ctx.exit(found.exit_code)
+
+
+def _measured(
+    sources: tuple[Path, ...],
+    out: Path,
+    chooser: str | None,
+    *,
+    index: int,
+    of: int,
+    limit_s: float | None,
+    device: int,
+) -> Frozen:
+    opened = Frozen(**opening(device_facts(device), environment(measured=True), {}))
+    sweeps = gathered(sources).sweeps if sources or chooser else ()
+    cases = lacking(sweeps, _chooser(chooser, sweeps)) if chooser else drawn(sweeps)
+    one = partial(completed if chooser else measured, device=device)
+    with Terminal() as progress:
+        return measure(opened, out, cases[index::of], one, limit_s=limit_s, progress=progress)
+
+
+def _chooser(name: str, sweeps: Sequence[Sweep]) -> Chooser:
+    if name not in CHOOSERS:
+        raise UsageError("unknown chooser", received=name, hint=did_you_mean(name, tuple(CHOOSERS)))
+    return CHOOSERS[name](sweeps)
+
+
+@click.command()
+@json_option
+@click.option("--chooser", "names", multiple=True, help="rules, search, random; repeat for several (default: all).")
+@click.option("--part", "parts", multiple=True, help="fit, choose, test; repeat for several (default: choose).")
+@click.option("--why", default="", help="Who looks at test and what for: a line of looks.txt beside the file.")
+@click.option("--file", type=SOURCE, default=FILE, help="Frozen problems (default: those of the H200).")
+def first(as_json: bool, names: tuple[str, ...], parts: tuple[str, ...], why: str, file: Path) -> None:
+    """What first choices are worth on random problems that were timed: today's rules beside a search and chance.
+
+    A ratio is the time of a chain over the best that was ever timed of its problem; a price is what the kernel adds to
+    it. Of a list the best of its first 4, 8 and 32 counts too. --json prints {file, parts, choosers: [{name, choices,
+    figures, missing}]}.
+    """
+    parts = parts or ("choose",)
+    sweeps = read_frozen(file, parts, why=why)
+    found = {name: scores(sweeps, _chooser(name, sweeps)) for name in names or CHOOSERS}
+    if as_json:
+        choosers = [{"name": name, **plain(one)} for name, one in found.items()]
+        show({"file": str(file), "parts": parts, "choosers": choosers})
+        return
+    click.echo(f"{file.name}: {len(sweeps)} problems of {', '.join(parts)}")
+    rows = [row for name, one in found.items() for row in _rows(name, one)]
+    click.echo(table(("", "best of", "", "timed", "median", "p95", "worst", "<= 1.01", "<= 1.03"), rows))
+    for name, one in found.items():
+        for choice in one.choices:
+            for place, schedule in choice.untimed:
+                click.echo(f"{name}: choice {place + 1} of {choice.problem} was not timed: {schedule}")
+
+
+def _rows(name: str, found: Scores) -> list[list[str]]:
+    return [
+        [
+            name if i == 0 else "",
+            str(one.count),
+            one.measure,
+            f"{one.timed}/{one.problems}",
+            *("-" if ratio is None else f"{ratio:.4f}" for ratio in (one.median, one.p95, one.worst)),
+            *(f"{share:.2f}" for share in one.within.values()),
+        ]
+        for i, one in enumerate(found.figures)
+    ]
