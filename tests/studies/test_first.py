@@ -232,6 +232,8 @@ def test_the_commands_gather_and_score(tmp_path: Path) -> None:
     assert (tmp_path / "looks.txt").read_text(encoding="utf-8").endswith(" a test\n")
     shown = CliRunner().invoke(cli, ["study", *map(str, asked)], catch_exceptions=False).stdout
     assert shown.count("rules: choice 1 of ") == whole["parts"]["choose"]
+    with pytest.raises(UsageError, match="a share of"):
+        run("frozen", "--measure", "-o", out, "--index", 4, "--of", 4)
     with pytest.raises(UsageError, match="unknown chooser"):
         run("first", "--file", out, "--chooser", "rule")
 

@@ -79,6 +79,8 @@ def _measured(
     limit_s: float | None,
     device: int,
 ) -> Frozen:
+    if index >= of:
+        raise UsageError("--index is a share of --of, from 0", received=f"--index {index} --of {of}")
     opened = Frozen(**opening(device_facts(device), environment(measured=True), {}))
     sweeps = gathered(sources).sweeps if sources or chooser else ()
     cases = lacking(sweeps, _chooser(chooser, sweeps)) if chooser else drawn(sweeps)
@@ -102,9 +104,9 @@ def _chooser(name: str, sweeps: Sequence[Sweep]) -> Chooser:
 def first(as_json: bool, names: tuple[str, ...], parts: tuple[str, ...], why: str, file: Path) -> None:
     """What first choices are worth on random problems that were timed: today's rules beside a search and chance.
 
-    A ratio is the time of a chain over the best that was ever timed of its problem; a price is what the kernel adds to
-    it. Of a list the best of its first 4, 8 and 32 counts too. --json prints {file, parts, choosers: [{name, choices,
-    figures, missing}]}.
+    A ratio is the time of a chain over the best that was ever timed of its problem, or so of what the kernel adds to
+    the chain. Of a list the best of its first 4, 8 and 32 counts too. --json prints {file, parts, choosers: [{name,
+    choices, figures, missing}]}.
     """
     parts = parts or ("choose",)
     sweeps = read_frozen(file, parts, why=why)
@@ -127,7 +129,7 @@ def _rows(name: str, found: Scores) -> list[list[str]]:
         [
             name if i == 0 else "",
             str(one.count),
-            one.measure,
+            "chain" if one.measure == "chain" else "kernel",
             f"{one.timed}/{one.problems}",
             *("-" if ratio is None else f"{ratio:.4f}" for ratio in (one.median, one.p95, one.worst)),
             *(f"{share:.2f}" for share in one.within.values()),
