@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from normgen.cli.main import cli
+from normgen.cuda.driver import device_facts
 from normgen.device import TARGETS, Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.files.plain import plain
@@ -32,6 +34,7 @@ from normgen.studies.sweep_file import Sweep
 from normgen.trials.file import write
 from normgen.trials.head import opening
 from normgen.trials.trial import Trial
+from normgen.trials.versions import environment
 from normgen.tuning.progress import Silent
 from tests.studies.test_frozen import sweep_of
 
@@ -208,6 +211,22 @@ def test_choices_are_timed_with_the_default_and_the_fastest_and_on_the_same_card
     other = Frozen(**opening(TARGETS["h100"], {}, {}))
     with pytest.raises(UsageError, match="on the card of their sweeps"):
         measure(other, tmp_path / "a.jsonl", [case], lambda _: timed(), progress=Silent())
+
+
+@pytest.mark.gpu(alone=True)
+def test_a_drawn_problem_is_measured_and_completed_on_a_device(tmp_path: Path) -> None:
+    card = Frozen(**opening(device_facts(0), environment(measured=True), {}))
+    case = min(drawn(), key=lambda case: case.problem.rows * case.problem.cols)
+    found = measure(card, tmp_path / "a.jsonl.xz", [case], partial(measured, device=0), progress=Silent())
+    (sweep,) = found.sweeps
+    assert (sweep.key, sweep.points[0].chosen) == (case.key, "default")
+    assert {p.chosen for p in sweep.points} == {"default", "search", "random"}
+    us = {p.schedule: p.us for p in sweep.points}
+    fewer = replace(sweep, points=tuple(p for p in sweep.points if p.schedule != sweep.optimum.schedule))
+    (lacks,) = lacking([fewer], lambda *_: [sweep.optimum.schedule])
+    again = completed(lacks, device=0).points[-1]
+    assert (again.schedule, again.chosen) == (sweep.optimum.schedule, "first")
+    assert again.us == pytest.approx(us[again.schedule], rel=0.1)
 
 
 def run(*arguments: Any) -> Any:

@@ -126,6 +126,7 @@ def test_nothing_in_the_project_asks_for_the_third_or_reads_the_file_past_its_re
                 assert "why" not in said, f"{file}: {said}"
             names = {a.name for a in node.names} if isinstance(node, ast.ImportFrom) else set()
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("normgen.studies.frozen"):
+                assert not any(a.asname for a in node.names), f"{file}: its calls would not be found"
                 assert not names & {"Frozen", "FILE", "TEST", "PARTS", "gathered", "file"}, f"{file}: {names}"
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert "frozen/h200" not in node.value, file
