@@ -92,7 +92,7 @@ class Schedule:
     @property
     def keeps_params(self) -> bool:
         """Whether a block reads the column parameters once for all its rows."""
-        return self.params in (Params.KEPT, Params.PACKED)
+        return self.params.are_kept
 
     @property
     def chained(self) -> bool:
@@ -102,7 +102,7 @@ class Schedule:
     @property
     def peels(self) -> bool:
         """Whether rows may start between two aligned vectors."""
-        return self.edges is Edges.PEEL
+        return self.edges == Edges.PEEL
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -143,7 +143,7 @@ class Schedule:
     @property
     def meets_in_memory(self) -> bool:
         """Whether blocks of the grid exchange in memory what they find of a row: all of them must be resident."""
-        return self.parts > 1 and self.persistent > 0
+        return (self.parts > 1) & (self.persistent > 0)
 
     @property
     def strategy(self) -> str:
