@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
@@ -43,9 +44,10 @@ from normgen.knobs import (
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
+from normgen.schedule.columns import by_value, down, least, log2, most, up, where
 from normgen.schedule.lanes.clocks import expected_shared, walks, work
 from normgen.schedule.lanes.plan import steps_of_part
-from normgen.schedule.many import Schedules, by_value, down, least, log2, most, up, where
+from normgen.schedule.many import Schedules
 from normgen.schedule.meeting import left_in_l2
 from normgen.schedule.plan import (
     held_bytes_per_thread,
@@ -500,16 +502,22 @@ MODELS: dict[ProgramClass, Callable[..., Cost]] = {
 
 
 def terms(
-    problem: Problem, schedules: Sequence[Schedule], device: Device, *, hot: bool = False
+    problem: Problem,
+    schedules: Sequence[Schedule],
+    device: Device,
+    *,
+    hot: bool = False,
+    constants: Constants | None = None,
 ) -> dict[str, NDArray[Any]]:
     """What the model knows of each of the schedules, the fields of `Cost`: name -> [schedules]."""
-    found, stages = Schedules.of(schedules), stages_of(problem)
+    found = Schedules.of(schedules)
+    told = partial(predict, problem, device=device, stages=stages_of(problem), hot=hot, constants=constants)
     if not len(found):
         return {f.name: np.empty(0) for f in fields(Cost)}
     if class_of(problem) is ProgramClass.TILES:  # a few hundred, of which each has a plan of its own
-        costs = [predict(problem, s, device, stages=stages, hot=hot) for s in found]
+        costs = [told(s) for s in found]
         return {f.name: np.array([getattr(cost, f.name) for cost in costs]) for f in fields(Cost)}
-    cost = predict(problem, found.columns, device, stages=stages, hot=hot)
+    cost = told(found.columns)
     return {f.name: np.broadcast_to(getattr(cost, f.name), len(found)) for f in fields(Cost)}
 
 

@@ -1,134 +1,99 @@
-"""Many schedules of one problem at once: a column of values for each knob.
-
-`Schedules` is a sequence of `Schedule`s that makes each when it is asked for. Its `columns` is one `Schedule` that
-stands for all: in the place of a knob's value it has an array of them, or `Choices` of an enum's. Formulas over numbers
-take either, if they choose by `where`, `most`, `least` and `by_value` in the place of `if`, `max`, `min` and a
-dictionary, and compare by `==` and `&`: one schedule costs a formula no array, and 10^5 cost no loop.
-"""
+"""Many schedules of one problem at once: a column of values for each knob."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normgen.knobs import KNOBS
+from normgen.schedule.columns import Choices, Codes
 from normgen.schedule.schedule import Schedule
 
-N = TypeVar("N", int, float)
 NAMES = tuple(KNOBS)
-Codes = NDArray[np.int16]
-
-
-class Choices:
-    """A column of an enum's values. Properties of the enum are columns too."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, codes: Codes, values: Sequence[Any]) -> None:
-        self._codes, self._values = codes, tuple(values)
-
-    def __eq__(self, other: object) -> Any:
-        return self.over(value == other for value in self._values)
-
-    def __ne__(self, other: object) -> Any:
-        return self.over(value != other for value in self._values)
-
-    def __getattr__(self, name: str) -> Any:
-        return self.over(getattr(value, name) for value in self._values)
-
-    def over(self, facts: Iterable[Any]) -> NDArray[Any]:
-        """A fact of each value of the enum, for each schedule."""
-        return np.array(list(facts))[self._codes]
-
-    def by_value(self, facts: Mapping[Any, float], other: float) -> Any:
-        return self.over(facts.get(value, other) for value in self._values)
-
-
-def where(condition: bool, yes: N, no: N) -> N:
-    """`yes` of the schedules of which the condition holds, else `no`. Both are computed."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, yes, no)
-    return yes if condition else no
-
-
-def by_value(knob: Any, facts: Mapping[Any, float], other: float = 0.0) -> float:
-    """What is said of the knob's value."""
-    return knob.by_value(facts, other) if isinstance(knob, Choices) else facts.get(knob, other)
-
-
-def most(*values: N) -> N:
-    """The largest."""
-    found = values[0]
-    for value in values[1:]:
-        if isinstance(found, np.ndarray) or isinstance(value, np.ndarray):
-            found = np.maximum(found, value)
-        elif value > found:
-            found = value
-    return found
-
-
-def least(*values: N) -> N:
-    """The smallest."""
-    found = values[0]
-    for value in values[1:]:
-        if isinstance(found, np.ndarray) or isinstance(value, np.ndarray):
-            found = np.minimum(found, value)
-        elif value < found:
-            found = value
-    return found
-
-
-def log2(value: float) -> float:
-    return np.log2(value) if isinstance(value, np.ndarray) else math.log2(value)
-
-
-def up(value: float) -> int:
-    """The next whole number."""
-    return np.ceil(value).astype(np.int64) if isinstance(value, np.ndarray) else math.ceil(value)
-
-
-def down(value: float) -> int:
-    """Without what is behind the point."""
-    return value.astype(np.int64) if isinstance(value, np.ndarray) else int(value)
+Rows = NDArray[np.intp]
+DENSE = 1 << 20  # combinations of values up to which each has a cell of its own; more are sorted
 
 
 class Schedules(Sequence[Schedule]):
-    """Schedules by the codes of their knobs.
+    """A sequence of schedules by the codes of their knobs; each `Schedule` is made when it is asked for.
 
-    values  of each knob in the order of `NAMES`, those that occur, in sorted order
-    codes   [schedules, knobs]: which of these
+    codes   [schedules, knobs], the knobs in the order of `NAMES`
+    values  of each knob, that its codes stand for
     """
 
     def __init__(self, codes: Codes, values: Sequence[Sequence[Any]]) -> None:
-        """Values may be in any order, and some may not occur."""
-        kept, found = [], np.empty(codes.shape, dtype=np.int16, order="F")
-        for knob, some in enumerate(values):
-            occurs = np.bincount(codes[:, knob], minlength=len(some)) > 0
-            order = sorted(np.flatnonzero(occurs).tolist(), key=some.__getitem__)
-            place = np.zeros(len(some), dtype=np.int16)
-            place[order] = np.arange(len(order))
-            found[:, knob] = place[codes[:, knob]]
-            kept.append(tuple(some[code] for code in order))
-        self.codes: Codes = found
-        self.values: tuple[tuple[Any, ...], ...] = tuple(kept)
+        self.codes = np.asfortranarray(codes)
+        self.values = tuple(map(tuple, values))
 
     @staticmethod
-    def of(schedules: Sequence[Schedule]) -> Schedules:
+    def of(schedules: Iterable[Schedule]) -> Schedules:
         """The columns of schedules."""
         if isinstance(schedules, Schedules):
             return schedules
-        codes, values = np.empty((len(schedules), len(NAMES)), dtype=np.int16, order="F"), []
+        made = list(schedules)
+        codes, values = np.empty((len(made), len(NAMES)), dtype=np.int16, order="F"), []
         for knob, name in enumerate(NAMES):
-            column = [vars(s)[name] for s in schedules]
+            column = [getattr(s, name) for s in made]
             place = {value: code for code, value in enumerate(dict.fromkeys(column))}
             codes[:, knob] = [place[value] for value in column]
             values.append(tuple(place))
+        return Schedules(codes, values)
+
+    def compact(self) -> Schedules:
+        """The same schedules, with the values that occur alone, in sorted order."""
+        codes, kept = np.empty_like(self.codes), []
+        for knob, values in enumerate(self.values):
+            occurs = np.bincount(self.codes[:, knob], minlength=len(values)) > 0
+            order = sorted(np.flatnonzero(occurs).tolist(), key=values.__getitem__)
+            place = np.zeros(len(values), dtype=np.int16)
+            place[order] = np.arange(len(order))
+            codes[:, knob] = place[self.codes[:, knob]]
+            kept.append([values[code] for code in order])
+        return Schedules(codes, kept)
+
+    def taken(self, rows: Rows) -> Schedules:
+        """The schedules of these rows."""
+        codes = np.empty((len(rows), len(NAMES)), dtype=np.int16, order="F")
+        for knob in range(len(NAMES)):
+            codes[:, knob] = self.codes[rows, knob]
+        return Schedules(codes, self.values)
+
+    def times(
+        self, lists: Mapping[str, Sequence[Any]], allowed: Mapping[str, NDArray[np.bool_]] | None = None
+    ) -> Schedules:
+        """Each schedule with all combinations of some knobs' values, the last knob's first.
+
+        allowed   of a knob [schedules, values]: which of its values a schedule is varied by; else by all
+        """
+        every = {name: np.ones((len(self), len(values)), dtype=bool) for name, values in lists.items()}
+        masks = {name: (allowed or every)[name] for name in lists}
+        sizes = {name: mask.sum(axis=1) for name, mask in masks.items()}
+        each = np.prod([*sizes.values(), np.ones(len(self), dtype=np.intp)], axis=0)
+        rows = np.repeat(np.arange(len(self)), each)
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each)
+        found = self.taken(rows)
+        values = list(self.values)
+        for name in reversed([*lists]):
+            knob, size = NAMES.index(name), sizes[name][rows]
+            listed = np.argsort(~masks[name], axis=1, kind="stable")  # the allowed ones first
+            found.codes[:, knob] = listed[rows, place % size]
+            place //= size
+            values[knob] = tuple(lists[name])
+        return Schedules(found.codes, values)
+
+    def followed_by(self, other: Schedules) -> Schedules:
+        """These schedules, then the others."""
+        codes, values = np.concatenate([self.codes, other.codes]), []
+        for knob, (own, others) in enumerate(zip(self.values, other.values, strict=True)):
+            both = tuple(dict.fromkeys((*own, *others)))
+            place = np.array([both.index(value) for value in others], dtype=np.int16)
+            codes[len(self) :, knob] = place[other.codes[:, knob]]
+            values.append(both)
         return Schedules(codes, values)
 
     def __len__(self) -> int:
@@ -172,8 +137,9 @@ class Schedules(Sequence[Schedule]):
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedules):
-            return NotImplemented
-        return self.values == other.values and np.array_equal(self.codes, other.codes)
+            return list(self) == list(other) if isinstance(other, list | tuple) else NotImplemented
+        ours, theirs = self.compact(), other.compact()
+        return ours.values == theirs.values and np.array_equal(ours.codes, theirs.codes)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -187,8 +153,32 @@ class Schedules(Sequence[Schedule]):
 
     @cached_property
     def columns(self) -> Schedule:
-        """A schedule with a column for each knob that differs."""
+        """One schedule that stands for all: a column in the place of each knob that differs, for formulas that take it.
+
+        Its types tell of one schedule, as do those of the formulas.
+        """
         return _PLAIN.varied(**{name: self.column(name) for name in NAMES})
+
+
+def combinations(schedules: Schedules, rows: Rows, knobs: Iterable[int]) -> tuple[Rows, NDArray[np.intp]]:
+    """Of each combination of the knobs' values in these rows a row that has it, and which one each row has."""
+    key, size = np.zeros(len(rows), dtype=np.int64), 1
+    for knob in knobs:
+        radix = len(schedules.values[knob])
+        if radix > 1:
+            if size * radix >= 1 << 62:
+                _, key = np.unique(key, return_inverse=True)
+                size = len(rows)
+            key, size = key * radix + schedules.codes[rows, knob], size * radix
+    if size > DENSE:
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        return rows[first], which
+    place = np.full(size, -1)
+    place[key] = np.arange(len(rows))
+    found = np.flatnonzero(place >= 0)
+    first = rows[place[found]]
+    place[found] = np.arange(len(found))
+    return first, place[key]
 
 
 _PLAIN = Schedule()

@@ -19,9 +19,9 @@ from normgen.device import Device
 from normgen.knobs import ColumnWay, Copy, Edges, Hold, Params
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
+from normgen.schedule.columns import least, most, where
 from normgen.schedule.cutting import PLAIN
 from normgen.schedule.legality import CUT, has_parameters, has_softmax, persistent, reduces_rows, refusal
-from normgen.schedule.many import least, most, where
 from normgen.schedule.plan import held_bytes_per_thread, param_bytes_per_thread, sums_in_registers
 from normgen.schedule.policy import look_once
 from normgen.schedule.schedule import Schedule

@@ -36,7 +36,7 @@ from normgen.program.ir import (
     value_alone,
     value_kinds,
 )
-from normgen.schedule.many import least, most, where
+from normgen.schedule.columns import least, most, where
 from normgen.schedule.schedule import Schedule
 from normgen.spec.formula import Cast, Expression, nodes
 from normgen.spec.spec import Kind
@@ -199,13 +199,18 @@ def groups_are_warps(problem: Problem, s: Schedule) -> bool:
 
 
 def in_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
-    """Whether a thread finds the largest |x| of its vector in the bits of two elements at a time.
+    """Whether a thread finds the largest |x| of its vector in the bits of two elements at a time."""
+    return s.reduce_with.is_short and has_pairs(problem, s, reduce)
+
+
+def has_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
+    """Whether short chains would do so.
 
     Of eight elements or more, read as they are stored, in 16 bits: of four it takes as many instructions.
     """
     read = {t.name for t in problem.elem_inputs if t.dtype.bytes == 2}
     is_read = reduce.monoid.name == "absmax" and value_alone(reduce.args[0]) in read
-    return s.reduce_with.is_short and s.vector >= 8 and reduce.kind.is_groups and is_read
+    return s.vector >= 8 and reduce.kind.is_groups and is_read
 
 
 def is_spared(look: tuple[Reduce, ...]) -> bool:

@@ -30,6 +30,7 @@ from normgen.knobs import (
     VarianceMethod,
     knob_value,
 )
+from normgen.schedule.columns import most, where
 
 RUNNING_SUMS = 4  # that a thread's vectors add to, at most: short chains of additions, none of which waits for another
 
@@ -131,9 +132,8 @@ class Schedule:
     @property
     def threads(self) -> int:
         """Threads per block."""
-        if self.tile_m:
-            return (self.tile_m // max(1, self.thread_m)) * (self.tile_n // max(1, self.thread_n))
-        return self.threads_per_row * self.rows_per_block
+        of_tile = (self.tile_m // most(1, self.thread_m)) * (self.tile_n // most(1, self.thread_n))
+        return where(self.tile_m > 0, of_tile, self.threads_per_row * self.rows_per_block)
 
     @property
     def row_blocks(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from normgen.codegen.module import Module
-from normgen.cost.model import predicted_us
+from normgen.cost.model import terms
 from normgen.device import Device
 from normgen.files.plain import plain
 from normgen.files.private import to_stderr
@@ -127,7 +127,7 @@ def prepare(run: TuningRun, *, copy: StudyCopy | None = None) -> tuple[Search, S
     legal = with_default(space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, place=run.place)
     known = [found.schedule] if found.schedule else []
-    predicted = [predicted_us(run.problem, s, run.device, hot=run.place.is_hot) for s in legal]
+    predicted = terms(run.problem, legal, run.device, hot=run.place.is_hot)["us"].tolist()
     search = Search(
         legal,
         predicted=predicted,

@@ -3,8 +3,8 @@
 A change of a rule or of the model changes them; a change of how points are enumerated or predicted does not.
 
     tests/data/spaces.json.xz   problem -> the legal schedules (how many, a hash of them in their order), a hash of the
-                                refusals with their counts and examples, and for some of the schedules the model's us:
-                                cold, hot, and with a compiler's figures
+                                refusals with their counts, and for some of the schedules the model's us: cold, hot, and
+                                with a compiler's figures
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def digest(lines: Iterable[str]) -> str:
 
 def facts_of(found: Space) -> dict[str, Any]:
     """What of a space must not change."""
-    refused = [f"{r.count} {r.reason} ({r.example})" for r in found.refusals]
+    refused = [f"{r.count} {r.reason}" for r in found.refusals]
     return {"legal": len(found), "schedules": digest(map(str, found.legal)), "refusals": digest(refused)}
 
 

@@ -10,6 +10,7 @@ import pytest
 from normgen.cost.model import predict, terms
 from normgen.program.source import stages_of
 from normgen.schedule.schedule import Schedule, changed
+from normgen.schedule.space import space
 from tests.schedule import drawn
 
 DRAWN, NAMED = drawn.drawn(), drawn.named()
@@ -35,6 +36,13 @@ def test_every_term_of_many_schedules_is_that_of_each_alone(name: str) -> None:
     for term, column in terms(problem, some, device).items():
         assert column.shape == (len(some),)
         np.testing.assert_allclose(column, [each[term] for each in alone], rtol=1e-9, err_msg=term)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_spaces_are_those_that_were_drawn(name: str) -> None:
+    problem, device = NAMED[name]
+    found = drawn.facts_of(space(problem, device))
+    assert found == {key: DRAWN[name][key] for key in found}
 
 
 def test_no_schedules_have_no_terms() -> None:

@@ -9,6 +9,7 @@ from normgen.knobs import Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import looks
 from normgen.program.source import written_program
+from normgen.schedule.columns import down, least, log2, most, up, where
 from normgen.schedule.lanes.plan import (
     OTHER_REGISTERS,
     groups_of_parts,
@@ -19,7 +20,6 @@ from normgen.schedule.lanes.plan import (
     sums_bytes,
     vector_registers,
 )
-from normgen.schedule.many import down, least, log2, most, up, where
 from normgen.schedule.plan import LINE_BYTES, SECTOR_BYTES
 from normgen.schedule.schedule import Schedule
 

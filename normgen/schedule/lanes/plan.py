@@ -15,7 +15,7 @@ from functools import cached_property
 
 from normgen.knobs import Hold
 from normgen.problem.problem import Problem
-from normgen.schedule.many import most, where
+from normgen.schedule.columns import most, where
 from normgen.schedule.plan import WARP, Plan, Sums, is_spared, sums_pitch
 from normgen.schedule.schedule import Schedule
 
