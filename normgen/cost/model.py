@@ -44,7 +44,7 @@ from normgen.knobs import (
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
-from normgen.schedule.columns import by_value, down, least, log2, most, up, where
+from normgen.schedule.columns import by_value, down, least, log2, most, some, up, where
 from normgen.schedule.lanes.clocks import expected_shared, walks, work
 from normgen.schedule.lanes.plan import steps_of_part
 from normgen.schedule.many import Schedules
@@ -128,8 +128,10 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     """(registers, spilled registers) of a thread, before the compiler says."""
     c = c or Constants()
     steps = steps_per_lane(problem, s)
-    in_part = most(1, s.unroll) + where(s.hold == Hold.HYBRID, register_steps(problem, s), 0)
-    held = where(s.hold == Hold.REGISTERS, steps, in_part) * vector_registers(problem, s)
+    vectors = where(s.hold == Hold.REGISTERS, steps, most(1, s.unroll))
+    if some(s.hold == Hold.HYBRID):
+        vectors = vectors + where(s.hold == Hold.HYBRID, register_steps(problem, s), 0)
+    held = vectors * vector_registers(problem, s)
     params = where(s.params.in_registers, param_bytes_per_thread(problem, s) / 4, 0.0)
     # An array indexed by a loop that stays a loop lies in local memory.
     is_indexed = (s.hold != Hold.REGISTERS) & (s.unroll > 0) & (s.unroll < steps)
@@ -137,7 +139,7 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     need = c.base_registers + c.held_registers * held * rows + c.param_registers * where(is_indexed, 0.0, params)
     need += c.sum_registers * sums_in_registers(problem, s) + c.vector_registers * s.vector
     values = held_bytes_per_thread(problem, s) / 4 * (4 / problem.dtype.bytes - 1)
-    need = need + where(s.keep == Keep.VALUES, values, 0.0)
+    need += where(s.keep == Keep.VALUES, values, 0.0)
     limit = least(255, REGISTERS_PER_SM // (most(1, s.blocks_per_sm) * s.threads) // 8 * 8)
     return down(least(need, limit)), most(0, down(need - limit)) + down(where(is_indexed, params, 0.0))
 
@@ -148,7 +150,7 @@ def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: i
     warp_registers = -(-registers * 32 // 256) * 256
     by_registers = device.registers_per_sm // (warp_registers * most(1, s.threads // 32))
     by_shared = where(shared_bytes > 0, device.shared_per_sm // (shared_bytes + 1024), device.blocks_per_sm)
-    return most(1, least(by_threads, by_registers, by_shared, device.blocks_per_sm))
+    return most(1, least(least(by_threads, by_registers), least(by_shared, device.blocks_per_sm)))
 
 
 def row_looks(s: Schedule, stages: int, writes: bool) -> int:
@@ -232,12 +234,12 @@ def _moved(
     l2_rate = least(dram_rate * c.l2_over_dram, most(1, least(blocks, device.sm_count)) * c.sm_gb_per_s * 1e3)
     width = s.vector * problem.dtype.bytes
     narrow = 1 + c.narrow_penalty * log2(16 / least(16, width))
-    read = problem.rows * problem.row_bytes
-    again = read * where(_rereads_l2(problem, s), most(0, looks - 1), 0)
+    again = problem.rows * problem.row_bytes * where(_rereads_l2(problem, s), most(0, looks - 1), 0)
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
     is_found = s.row_order.descends & overflows_l2(problem.main_bytes, device)
     found = where(is_found, FOUND_IN_L2 * device.l2_bytes, 0.0)
-    missed = again * (1 - left_in_l2(problem, s, device, walkers=most(1, blocks // s.row_blocks)))
+    left = left_in_l2(problem, s, device, walkers=most(1, blocks // s.row_blocks)) if some(again > 0) else 1.0
+    missed = again * (1 - left)
     dram, l2 = missed, again - missed + local
     if hot:
         l2 = l2 + problem.compulsory_bytes

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 N = TypeVar("N", int, float)
@@ -44,9 +45,14 @@ class Choices:
 
 def where(condition: bool, yes: N, no: N) -> N:
     """`yes` of the schedules of which the condition holds, else `no`. Both are computed."""
-    if isinstance(condition, np.ndarray):
+    if isinstance(condition, ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no
+
+
+def some(condition: bool) -> bool:
+    """Whether the condition holds of any of the schedules: what none of them has need not be computed."""
+    return bool(condition.any()) if isinstance(condition, ndarray) else condition
 
 
 def by_value(knob: Any, facts: Mapping[Any, float], other: float = 0.0) -> float:
@@ -54,37 +60,29 @@ def by_value(knob: Any, facts: Mapping[Any, float], other: float = 0.0) -> float
     return knob.by_value(facts, other) if isinstance(knob, Choices) else facts.get(knob, other)
 
 
-def most(*values: N) -> N:
-    """The largest."""
-    found = values[0]
-    for value in values[1:]:
-        if isinstance(found, np.ndarray) or isinstance(value, np.ndarray):
-            found = np.maximum(found, value)
-        elif value > found:
-            found = value
-    return found
+def most(a: N, b: N) -> N:
+    """The larger one."""
+    if isinstance(a, ndarray) or isinstance(b, ndarray):
+        return np.maximum(a, b)
+    return a if a > b else b
 
 
-def least(*values: N) -> N:
-    """The smallest."""
-    found = values[0]
-    for value in values[1:]:
-        if isinstance(found, np.ndarray) or isinstance(value, np.ndarray):
-            found = np.minimum(found, value)
-        elif value < found:
-            found = value
-    return found
+def least(a: N, b: N) -> N:
+    """The smaller one."""
+    if isinstance(a, ndarray) or isinstance(b, ndarray):
+        return np.minimum(a, b)
+    return a if a < b else b
 
 
 def log2(value: float) -> float:
-    return np.log2(value) if isinstance(value, np.ndarray) else math.log2(value)
+    return np.log2(value) if isinstance(value, ndarray) else math.log2(value)
 
 
 def up(value: float) -> int:
     """The next whole number."""
-    return np.ceil(value).astype(np.int64) if isinstance(value, np.ndarray) else math.ceil(value)
+    return np.ceil(value).astype(np.int64) if isinstance(value, ndarray) else math.ceil(value)
 
 
 def down(value: float) -> int:
     """Without what is behind the point."""
-    return value.astype(np.int64) if isinstance(value, np.ndarray) else int(value)
+    return value.astype(np.int64) if isinstance(value, ndarray) else int(value)

@@ -36,7 +36,7 @@ from normgen.program.ir import (
     value_alone,
     value_kinds,
 )
-from normgen.schedule.columns import least, most, where
+from normgen.schedule.columns import least, most, some, where
 from normgen.schedule.schedule import Schedule
 from normgen.spec.formula import Cast, Expression, nodes
 from normgen.spec.spec import Kind
@@ -188,6 +188,8 @@ def shared_bytes(problem: Problem, s: Schedule) -> int:
 
 def slot_bytes(problem: Problem, s: Schedule) -> int:
     """Slots of the rows that wait in shared memory or come through it."""
+    if not some(s.hold.in_shared | (s.copy != Copy.DIRECT)):
+        return 0
     steps = steps_per_lane(problem, s) - where(s.hold == Hold.HYBRID, register_steps(problem, s), 0)
     tile = s.threads * most(0, steps) * s.vector * problem.row_input_bytes
     return where(s.copy != Copy.DIRECT, tile * s.stages, where(s.hold.in_shared, tile, 0))

@@ -30,7 +30,7 @@ from normgen.knobs import (
     VarianceMethod,
     knob_value,
 )
-from normgen.schedule.columns import most, where
+from normgen.schedule.columns import most
 
 RUNNING_SUMS = 4  # that a thread's vectors add to, at most: short chains of additions, none of which waits for another
 
@@ -132,8 +132,9 @@ class Schedule:
     @property
     def threads(self) -> int:
         """Threads per block."""
-        of_tile = (self.tile_m // most(1, self.thread_m)) * (self.tile_n // most(1, self.thread_n))
-        return where(self.tile_m > 0, of_tile, self.threads_per_row * self.rows_per_block)
+        if isinstance(self.tile_m, int) and not self.tile_m:  # of columns all have tiles, or none
+            return self.threads_per_row * self.rows_per_block
+        return (self.tile_m // most(1, self.thread_m)) * (self.tile_n // most(1, self.thread_n))
 
     @property
     def row_blocks(self) -> int:

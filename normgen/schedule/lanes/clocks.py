@@ -109,7 +109,8 @@ def work(problem: Problem, s: Schedule, device: Device, *, registers: int | None
     warps, shared = s.threads // 32, expected_shared(problem, s)
     by_registers = device.registers_per_sm // (-(-need // 8) * 8 * 32 * most(1, warps))
     by_shared = where(shared > 0, device.shared_per_sm // (shared + 1024), device.blocks_per_sm)
-    resident = most(1, least(by_registers, by_shared, device.threads_per_sm // s.threads, device.blocks_per_sm))
+    by_threads = least(device.threads_per_sm // s.threads, device.blocks_per_sm)
+    resident = most(1, least(least(by_registers, by_shared), by_threads))
     tiles = most(1, -(-problem.rows // rows_of_block(s)))  # of no rows as of one
     blocks = where(s.persistent > 0, least(tiles, s.persistent * device.sm_count), tiles)
     running = least(resident, -(-blocks // device.sm_count))
