@@ -503,6 +503,25 @@ MODELS: dict[ProgramClass, Callable[..., Cost]] = {
 }
 
 
+def _at_once(told: Callable[[Schedule], Cost], schedules: Schedules) -> Cost:
+    """A cost of columns."""
+    return told(schedules.columns)
+
+
+def _each(told: Callable[[Schedule], Cost], schedules: Schedules) -> Cost:
+    """The same of a few hundred schedules, of which each has a plan of its own."""
+    costs = [told(s) for s in schedules]
+    columns: dict[str, Any] = {f.name: np.array([getattr(cost, f.name) for cost in costs]) for f in fields(Cost)}
+    return Cost(**columns)
+
+
+MANY: dict[ProgramClass, Callable[[Callable[[Schedule], Cost], Schedules], Cost]] = {
+    ProgramClass.ROWS: _at_once,
+    ProgramClass.TILES: _each,
+    ProgramClass.LANES: _at_once,
+}
+
+
 def terms(
     problem: Problem,
     schedules: Sequence[Schedule],
@@ -513,13 +532,10 @@ def terms(
 ) -> dict[str, NDArray[Any]]:
     """What the model knows of each of the schedules, the fields of `Cost`: name -> [schedules]."""
     found = Schedules.of(schedules)
-    told = partial(predict, problem, device=device, stages=stages_of(problem), hot=hot, constants=constants)
     if not len(found):
         return {f.name: np.empty(0) for f in fields(Cost)}
-    if class_of(problem) is ProgramClass.TILES:  # a few hundred, of which each has a plan of its own
-        costs = [told(s) for s in found]
-        return {f.name: np.array([getattr(cost, f.name) for cost in costs]) for f in fields(Cost)}
-    cost = told(found.columns)
+    told = partial(predict, problem, device=device, stages=stages_of(problem), hot=hot, constants=constants)
+    cost = MANY[class_of(problem)](told, found)
     return {f.name: np.broadcast_to(getattr(cost, f.name), len(found)) for f in fields(Cost)}
 
 
