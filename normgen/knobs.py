@@ -160,6 +160,11 @@ class Params(StrEnum):
         return self in (Params.EARLY, Params.PREFETCHED)
 
     @property
+    def are_kept(self) -> bool:
+        """Whether a block reads them once for all its rows."""
+        return self in (Params.KEPT, Params.PACKED)
+
+    @property
     def asked_ahead(self) -> bool:
         """Whether they come to L2 before the kernel asks for its row."""
         return self is Params.PREFETCHED
@@ -173,6 +178,11 @@ class ColumnWay(StrEnum):
     REGISTER_ATOMIC = "register_atomic"
     SHARED_ATOMIC = "shared_atomic"
     ATOMIC = "atomic"
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether a thread adds up its rows before it hands a sum on."""
+        return self not in (ColumnWay.ATOMIC, ColumnWay.SHARED_ATOMIC)
 
     @property
     def is_deterministic(self) -> bool:

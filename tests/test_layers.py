@@ -61,6 +61,8 @@ LATE = {
     ("cli.bench_command", "bench.host_times"): "it imports torch, which is not always there",
     ("cli.bench_command", "bench.model_times"): "it imports torch, which is not always there",
     ("cli.options", "problem.problem"): "it imports numpy, which what starts the processes of a tune does without",
+    ("tuning.measured", "tuning.search.dashboard"): "it loads optuna, while the first kernels compile",
+    ("tuning.measured", "tuning.search.search"): "it loads optuna, while the first kernels compile",
     ("cli.tune.run", "suites.crew"): "it imports SQLAlchemy, a fifth of a tune's start, for suites alone",
 }
 MOST_FILES = 14  # of one folder

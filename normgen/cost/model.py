@@ -1,5 +1,7 @@
 """An analytic cost model: orders schedules before anything is measured, never excludes one.
 
+Its formulas take one schedule or columns of many (`schedule.many`): `terms` gives what each of 10^5 costs in 0.1 s.
+
 A kernel takes a launch, then about the largest of three times, blended smoothly, then a tail:
 
     memory   bytes through DRAM (spills among them), re-reads and partial column sums through L2
@@ -16,10 +18,13 @@ give the latencies and rates, a fit on measured schedules the rest.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from normgen.cost.constants import Constants, constants_of
 from normgen.device import Device
@@ -39,10 +44,14 @@ from normgen.knobs import (
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
-from normgen.schedule.lanes.clocks import walks, work
+from normgen.schedule.columns import by_value, down, least, log2, most, some, up, where
+from normgen.schedule.lanes.clocks import expected_shared, walks, work
+from normgen.schedule.lanes.plan import steps_of_part
+from normgen.schedule.many import Schedules
 from normgen.schedule.meeting import left_in_l2
 from normgen.schedule.plan import (
     held_bytes_per_thread,
+    idle_lanes,
     last_tiles,
     param_bytes_per_thread,
     register_steps,
@@ -53,18 +62,24 @@ from normgen.schedule.plan import (
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.policy import overflows_l2
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.clocks import busy_clocks, expected_registers, tiles_of
+from normgen.schedule.tiles.clocks import along, asked_bytes, busy_clocks, expected_registers, results_of, tiles_of
 from normgen.schedule.tiles.plan import tile_problem_plan
 
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
 L1_BYTES = 128 << 10  # of an SM, beside some shared memory
 FOUND_IN_L2 = 0.33  # of L2: what DRAM need not move where the last rows come first (134 and 235 MB, H200)
-ROW_ATOMICS = ("atomic", "shared_atomic")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Predicted time and what it is made of, in µs; `factor` multiplies the bound."""
+    """Predicted time and what it is made of, in µs; `factor` multiplies the bound.
+
+    dram_bytes, l2_bytes   that move there, re-reads and spills too
+    shared_bytes           of a block
+    steps                  vectors of a thread, along k of a product its tiles
+    idle_lanes             of the last step, for each lane with a vector; of a product, results beyond the edges
+    rounds                 tiles one after another through a slot of the fullest SM
+    """
 
     us: float
     memory_us: float
@@ -81,6 +96,13 @@ class Cost:
     occupancy: float
     waves: float
     looks: int
+    dram_bytes: float
+    l2_bytes: float
+    shared_bytes: int
+    steps: int
+    idle_lanes: float
+    blocks: int
+    rounds: float
 
     def lines(self) -> list[str]:
         """One line for each part, for people."""
@@ -105,117 +127,125 @@ class Cost:
 def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = None) -> tuple[int, int]:
     """(registers, spilled registers) of a thread, before the compiler says."""
     c = c or Constants()
-    vectors = steps_per_lane(problem, s) if s.hold is Hold.REGISTERS else max(1, s.unroll)
-    if s.hold is Hold.HYBRID:
-        vectors += register_steps(problem, s)
+    steps = steps_per_lane(problem, s)
+    vectors = where(s.hold == Hold.REGISTERS, steps, most(1, s.unroll))
+    if some(s.hold == Hold.HYBRID):
+        vectors = vectors + where(s.hold == Hold.HYBRID, register_steps(problem, s), 0)
     held = vectors * vector_registers(problem, s)
-    params = param_bytes_per_thread(problem, s) / 4 if s.params.in_registers else 0
-    sums = sums_in_registers(problem, s)
-    indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory
-    if s.hold is not Hold.REGISTERS and 0 < s.unroll < steps_per_lane(problem, s):
-        indexed, params = params, 0.0
-    rows = s.stages if s.copy is Copy.DIRECT else 1  # others on their way wait in shared memory
-    need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
-    need += c.sum_registers * sums + c.vector_registers * s.vector
-    if s.keep is Keep.VALUES:
-        need += held_bytes_per_thread(problem, s) / 4 * (4 / problem.dtype.bytes - 1)
-    limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
-    return int(min(need, limit)), max(0, int(need - limit)) + int(indexed)
+    params = where(s.params.in_registers, param_bytes_per_thread(problem, s) / 4, 0.0)
+    # An array indexed by a loop that stays a loop lies in local memory.
+    is_indexed = (s.hold != Hold.REGISTERS) & (s.unroll > 0) & (s.unroll < steps)
+    rows = where(s.copy == Copy.DIRECT, s.stages, 1)  # others on their way wait in shared memory
+    need = c.base_registers + c.held_registers * held * rows + c.param_registers * where(is_indexed, 0.0, params)
+    need += c.sum_registers * sums_in_registers(problem, s) + c.vector_registers * s.vector
+    values = held_bytes_per_thread(problem, s) / 4 * (4 / problem.dtype.bytes - 1)
+    need += where(s.keep == Keep.VALUES, values, 0.0)
+    limit = least(255, REGISTERS_PER_SM // (most(1, s.blocks_per_sm) * s.threads) // 8 * 8)
+    return down(least(need, limit)), most(0, down(need - limit)) + down(where(is_indexed, params, 0.0))
 
 
 def blocks_resident(s: Schedule, device: Device, registers: int, shared_bytes: int) -> int:
     """Blocks of this kernel that fit an SM at once."""
     by_threads = device.threads_per_sm // s.threads
     warp_registers = -(-registers * 32 // 256) * 256
-    by_registers = device.registers_per_sm // (warp_registers * max(1, s.threads // 32))
-    by_shared = device.shared_per_sm // (shared_bytes + 1024) if shared_bytes else device.blocks_per_sm
-    return max(1, min(by_threads, by_registers, by_shared, device.blocks_per_sm))
+    by_registers = device.registers_per_sm // (warp_registers * most(1, s.threads // 32))
+    by_shared = where(shared_bytes > 0, device.shared_per_sm // (shared_bytes + 1024), device.blocks_per_sm)
+    return most(1, least(least(by_threads, by_registers), least(by_shared, device.blocks_per_sm)))
 
 
 def row_looks(s: Schedule, stages: int, writes: bool) -> int:
     """How often a row is walked: one look a stage of reductions, one to write."""
-    one_stage = s.variance.looks_once or s.softmax is SoftmaxMethod.ONLINE
-    return (min(stages, 1) if one_stage else stages) + (1 if writes else 0)
+    one_stage = s.variance.looks_once | (s.softmax == SoftmaxMethod.ONLINE)
+    return where(one_stage, min(stages, 1), stages) + (1 if writes else 0)
 
 
 def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + 2.0 * problem.column_outputs
-    per_element -= 2.0 * (looks - 1) if s.keep is Keep.VALUES else 0.0  # a conversion and a difference each
-    per_element += {VarianceMethod.WELFORD: 6.0, VarianceMethod.CORRECTED_TWO_PASS: 1.0}.get(s.variance, 0.0)
+    # Kept values spare a conversion and a difference each.
+    per_element = per_element - where(s.keep == Keep.VALUES, 2.0 * (looks - 1), 0.0)
+    per_element += by_value(s.variance, {VarianceMethod.WELFORD: 6.0, VarianceMethod.CORRECTED_TWO_PASS: 1.0})
     # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
-    per_element += 2.0 + 10.0 / s.vector if s.softmax is SoftmaxMethod.ONLINE else 0.0
-    if s.edges is not Edges.EXACT:
-        per_element *= 1.6
-    reads = (looks if s.hold is not Hold.REGISTERS else 1) * len(problem.elem_inputs) + 1
+    per_element += where(s.softmax == SoftmaxMethod.ONLINE, 2.0 + 10.0 / s.vector, 0.0)
+    per_element *= where(s.edges == Edges.EXACT, 1.0, 1.6)
+    reads = where(s.hold == Hold.REGISTERS, 1, looks) * len(problem.elem_inputs) + 1
     elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.row_blocks
     instructions = elements * (per_element + 6.0 * reads / s.vector) / 32
-    warps = max(1.0, s.threads_per_row / 32)
-    steps = math.log2(max(2, min(32, s.threads_per_row))) * 2 * max(1, looks - 1)
-    rows_in_warp = max(1, 32 // s.threads_per_row)
+    warps = most(1.0, s.threads_per_row / 32)
+    steps = log2(most(2, least(32, s.threads_per_row))) * 2 * most(1, looks - 1)
+    rows_in_warp = most(1, 32 // s.threads_per_row)
     instructions += problem.rows * s.row_blocks * warps / rows_in_warp * (steps * 2 + 40)
-    busy = max(1, min(blocks, device.sm_count))
+    busy = most(1, least(blocks, device.sm_count))
     return instructions / (busy * c.instructions_per_clock * device.sm_clock_ghz * 1e3)
 
 
 def _reduce_us(s: Schedule, c: Constants) -> float:
     """One reduction over the threads of a row."""
-    width = min(s.threads_per_row, 32)
-    shuffles = math.log2(width) if width > 1 else 0.0
+    shuffles = log2(least(s.threads_per_row, 32))
+    by_tree, warps = s.reduce_with == ReduceWith.SHARED_TREE, s.threads / 32
+    # A read of all states and additions in pairs wait about as long as two shuffles.
+    steps = where(s.reduce_with.is_short, 2, shuffles)
+    tree = log2(s.threads_per_row) * c.barrier_us
+    of_warps = where(by_tree, tree, (1 + warps / 8) * c.barrier_us + steps * c.shuffle_us)
     reduce = shuffles * c.shuffle_us
-    if s.threads_per_row > 32:
-        tree = math.log2(s.threads_per_row) * c.barrier_us
-        warps = s.threads / 32
-        # A read of all states and additions in pairs wait about as long as two shuffles.
-        steps = 2 if s.reduce_with.is_short else shuffles
-        reduce += (
-            tree if s.reduce_with is ReduceWith.SHARED_TREE else (1 + warps / 8) * c.barrier_us + steps * c.shuffle_us
-        )
-    if s.reduce_with is ReduceWith.SHARED_TREE and s.threads_per_row <= 32:
-        reduce *= 2
-    reduce += c.cluster_barrier_us if s.cluster > 1 else 0.0
-    return reduce + (c.grid_exchange_us if s.meets_in_memory else 0.0)
+    reduce = reduce + where(s.threads_per_row > 32, of_warps, where(by_tree, reduce, 0.0))
+    reduce = reduce + where(s.cluster > 1, c.cluster_barrier_us, 0.0)
+    return reduce + where(s.meets_in_memory, c.grid_exchange_us, 0.0)
 
 
-def _rereads_l1(problem: Problem, s: Schedule) -> bool:
-    """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
+def _rereads_l2(problem: Problem, s: Schedule) -> bool:
+    """Whether rows are read again past L1: they were not allowed to stay there, or not even a few blocks' rows fit."""
     row_bytes = problem.row_bytes // s.row_blocks
-    return s.load is LoadHint.DEFAULT and row_bytes * s.rows_per_block <= L1_BYTES // 4
+    leaves_l1 = (s.load != LoadHint.DEFAULT) | (row_bytes * s.rows_per_block > L1_BYTES // 4)
+    return (s.hold == Hold.RELOAD) & leaves_l1
 
 
 def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bool) -> float:
     """One tile of rows from its first load to its last store, alone in its slot."""
     steps = steps_per_lane(problem, s)
-    arithmetic = steps * s.vector * c.element_us * looks * (3.0 if s.variance is VarianceMethod.WELFORD else 1.0)
-    trips = 1 if s.hold is Hold.REGISTERS else math.ceil(steps / (s.unroll or steps))
-    again = {"registers": 0.0, "hybrid": 0.0, "shared": c.l1_latency_us, "reload": c.l1_latency_us}[s.hold]
-    if s.hold is Hold.RELOAD and not _rereads_l1(problem, s):
-        again = c.l2_latency_us
+    arithmetic = steps * s.vector * c.element_us * looks * where(s.variance == VarianceMethod.WELFORD, 3.0, 1.0)
+    a_trip = most(1, where(s.unroll > 0, s.unroll, steps))
+    trips = where(s.hold == Hold.REGISTERS, 1, up(steps / a_trip))
+    again = by_value(s.hold, {Hold.SHARED: c.l1_latency_us, Hold.RELOAD: c.l1_latency_us})
+    again = where(_rereads_l2(problem, s), c.l2_latency_us, again)
     first = (c.l2_latency_us if hot else c.dram_latency_us) * (1 + c.trip_share * (trips - 1))
-    is_late = problem.rows_per_batch or (s.params is Params.LATE and param_bytes_per_thread(problem, s))
-    params = c.l2_latency_us if is_late else 0.0
-    rest = max(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
-    if s.persistent and (s.stages > 1 or s.copy is not Copy.DIRECT):  # the next row's loads travel meanwhile
-        return max(first, rest) + c.prefetch_left * min(first, rest)
-    return first + rest
+    is_late = (s.params == Params.LATE) & (param_bytes_per_thread(problem, s) > 0) | bool(problem.rows_per_batch)
+    params = where(is_late, c.l2_latency_us, 0.0)
+    rest = most(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
+    # Where the next row's loads travel meanwhile, the longer of the two, and a part of the other.
+    meanwhile = most(first, rest) + c.prefetch_left * least(first, rest)
+    fetches_ahead = (s.persistent > 0) & ((s.stages > 1) | (s.copy != Copy.DIRECT))
+    return where(fetches_ahead, meanwhile, first + rest)
 
 
-def _memory_us(
+class _Moved(NamedTuple):
+    """Bytes by DRAM, bytes by L2, and the µs that both take."""
+
+    dram: float
+    l2: float
+    us: float
+
+
+def _moved(
     problem: Problem, s: Schedule, device: Device, looks: int, spilled: float, blocks: int, c: Constants, *, hot: bool
-) -> float:
+) -> _Moved:
     """Bytes through DRAM or L2, of which a few blocks get no more than their SMs take in."""
-    dram = device.dram_gb_per_s * 1e3  # bytes per µs
-    l2 = min(dram * c.l2_over_dram, max(1, min(blocks, device.sm_count)) * c.sm_gb_per_s * 1e3)
+    dram_rate = device.dram_gb_per_s * 1e3  # bytes per µs
+    l2_rate = least(dram_rate * c.l2_over_dram, most(1, least(blocks, device.sm_count)) * c.sm_gb_per_s * 1e3)
     width = s.vector * problem.dtype.bytes
-    narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
-    read = problem.rows * problem.row_bytes
-    again = read * max(0, looks - 1) if s.hold is Hold.RELOAD and not _rereads_l1(problem, s) else 0
+    narrow = 1 + c.narrow_penalty * log2(16 / least(16, width))
+    again = problem.rows * problem.row_bytes * where(_rereads_l2(problem, s), most(0, looks - 1), 0)
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
-    is_found = s.row_order.descends and overflows_l2(problem.main_bytes, device)
-    found = FOUND_IN_L2 * device.l2_bytes if is_found else 0.0
-    moved = problem.compulsory_bytes / l2 if hot else (problem.compulsory_bytes - found) / min(dram, l2)
-    missed = again * (1 - left_in_l2(problem, s, device, walkers=max(1, blocks // s.row_blocks)))
-    return (moved + missed / min(dram, l2) + (again - missed + local) / l2) * narrow
+    is_found = s.row_order.descends & overflows_l2(problem.main_bytes, device)
+    found = where(is_found, FOUND_IN_L2 * device.l2_bytes, 0.0)
+    left = left_in_l2(problem, s, device, walkers=most(1, blocks // s.row_blocks)) if some(again > 0) else 1.0
+    missed = again * (1 - left)
+    dram, l2 = missed, again - missed + local
+    if hot:
+        l2 = l2 + problem.compulsory_bytes
+    else:
+        dram = dram + problem.compulsory_bytes - found
+    return _Moved(dram, l2, (dram / least(dram_rate, l2_rate) + l2 / l2_rate) * narrow)
 
 
 def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
@@ -223,19 +253,17 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     sums = problem.column_outputs * problem.cols + problem.totals
     if not sums:
         return 0.0
-    if s.columns in ROW_ATOMICS:
-        share = 1.0 if s.columns is ColumnWay.ATOMIC else 0.25
-        return share * problem.rows * sums / c.atomics_per_us + c.barrier_us
-    groups = s.threads / max(32, s.threads_per_row)
+    by_rows = where(s.columns == ColumnWay.ATOMIC, 1.0, 0.25) * problem.rows * sums / c.atomics_per_us + c.barrier_us
+    groups = s.threads / most(32, s.threads_per_row)
     in_block = groups * -(-sums // s.threads) * c.l1_latency_us
-    blocks /= s.cluster  # the blocks of a cluster fill one partial row together
-    if s.columns is ColumnWay.REGISTER_ATOMIC:
-        return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
-    if s.columns is ColumnWay.PARTIALS_LAST_TILE:
-        tiles = max(1, last_tiles(problem))  # totals alone are one
-        return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
-    moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
-    return in_block + moved + c.second_kernel_us
+    blocks = blocks / s.cluster  # the blocks of a cluster fill one partial row together
+    by_blocks = blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
+    tiles = max(1, last_tiles(problem))  # totals alone are one
+    by_last = 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
+    by_kernel = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3) + c.second_kernel_us
+    behind = where(s.columns == ColumnWay.PARTIALS_LAST_TILE, by_last, by_kernel)
+    behind = in_block + where(s.columns == ColumnWay.REGISTER_ATOMIC, by_blocks, behind)
+    return where(s.columns.in_registers, behind, by_rows)
 
 
 def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot: bool) -> float:
@@ -243,19 +271,23 @@ def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot:
     factor = 1.0
     if not hot:
         streams = len(problem.elem_inputs)
-        if s.load is LoadHint.EVICT_LAST:  # rows that stay in L2 push parameters out, which late ones wait for
-            pays = s.params is not Params.LATE or not problem.parameter_bytes
-            factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0
-        elif s.load is not LoadHint.DEFAULT and s.hold is not Hold.RELOAD:
-            factor *= c.load_past_l1 if streams == 1 else c.load_streams_past_l1
-        factor *= c.store_streaming if s.store is StoreHint.STREAMING and not problem.column_outputs else 1.0
-        factor *= {"early": c.params_early, "kept": c.params_kept, "packed": c.params_kept}.get(s.params, 1.0)
-    lanes = s.threads_per_row * s.row_blocks * steps_per_lane(problem, s) * s.vector
-    factor *= float((lanes / problem.cols) ** c.idle_exponent)
-    factor *= 1 + c.side_by_side * math.log2(s.rows_per_block) * (s.threads > 64)
+        # Rows that stay in L2 push parameters out, which late ones wait for.
+        pays = (s.params != Params.LATE) | (not problem.parameter_bytes)
+        stays = where(pays & (problem.compulsory_bytes > 2 * device.l2_bytes), c.load_evict_last, 1.0)
+        past_l1 = c.load_past_l1 if streams == 1 else c.load_streams_past_l1
+        hinted = where((s.load == LoadHint.DEFAULT) | (s.hold == Hold.RELOAD), 1.0, past_l1)
+        factor = where(s.load == LoadHint.EVICT_LAST, stays, hinted)
+        if not problem.column_outputs:
+            factor = factor * where(s.store == StoreHint.STREAMING, c.store_streaming, 1.0)
+        places = {Params.EARLY: c.params_early, Params.KEPT: c.params_kept, Params.PACKED: c.params_kept}
+        factor = factor * by_value(s.params, places, 1.0)
+    is_direct = s.copy == Copy.DIRECT
+    shared_out: float = (1 + idle_lanes(problem.cols, s)) ** c.idle_exponent
+    factor = factor * shared_out
+    factor *= 1 + c.side_by_side * log2(s.rows_per_block) * (s.threads > 64)
     factor *= 1 + c.few_vectors * (steps_per_lane(problem, s) == 1)
-    factor *= c.held_shared if s.hold is Hold.SHARED and s.copy is Copy.DIRECT else 1.0
-    return factor * (c.persistent_penalty if s.persistent and s.stages == 1 and s.copy is Copy.DIRECT else 1.0)
+    factor *= where((s.hold == Hold.SHARED) & is_direct, c.held_shared, 1.0)
+    return factor * where((s.persistent > 0) & (s.stages == 1) & is_direct, c.persistent_penalty, 1.0)
 
 
 class _Grid(NamedTuple):
@@ -270,6 +302,7 @@ class _Grid(NamedTuple):
     running: int
     waves: float
     rounds: float
+    shared_bytes: int
 
 
 def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_bytes: int | None) -> _Grid:
@@ -277,14 +310,14 @@ def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_
     resident = blocks_resident(s, device, registers, shared)
     tiles = -(-problem.rows // s.rows_per_block)
     blocks = tiles * s.row_blocks
-    if s.persistent:
-        blocks = min(blocks, s.persistent * device.sm_count)
-    running = min(resident, max(1, -(-blocks // device.sm_count)))
+    blocks = where(s.persistent > 0, least(blocks, s.persistent * device.sm_count), blocks)
+    running = least(resident, most(1, -(-blocks // device.sm_count)))
     return _Grid(
         blocks=blocks,
         running=running,
         waves=blocks / (device.sm_count * resident),
-        rounds=max(1.0, tiles * s.row_blocks / (device.sm_count * running)),
+        rounds=most(1.0, tiles * s.row_blocks / (device.sm_count * running)),
+        shared_bytes=shared,
     )
 
 
@@ -331,15 +364,16 @@ def _predict_rows(
     grid = _grid(problem, s, device, registers, shared_bytes)
     tile_us = _tile_us(problem, s, looks, c, hot=hot)
     latency = grid.rounds * tile_us
-    memory = _memory_us(problem, s, device, looks, spilled, grid.blocks, c, hot=hot)
+    moved = _moved(problem, s, device, looks, spilled, grid.blocks, c, hot=hot)
+    memory = moved.us
     issue = _issue_us(problem, s, device, looks, grid.blocks, c)
-    starts = grid.blocks / device.sm_count * c.chained_block_us if s.chained else 0.0
-    bound = max(starts, (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend))
+    starts = where(s.chained, grid.blocks / device.sm_count * c.chained_block_us, 0.0)
+    bound = most(starts, (memory**c.blend + latency**c.blend + issue**c.blend) ** (1 / c.blend))
     factor = _factor(problem, s, device, c, hot=hot)
     columns = _columns_us(problem, s, device, grid.blocks, c)
     # While the first tiles load and the last ones end, memory is not busy.
     tail = c.tail_share * tile_us * memory / bound
-    launch = c.launch_us * (c.chained if s.chained else 1.0)
+    launch = c.launch_us * where(s.chained, c.chained, 1.0)
     return Cost(
         us=launch + bound * factor + columns + tail,
         memory_us=memory,
@@ -350,11 +384,18 @@ def _predict_rows(
         tail_us=tail,
         factor=factor,
         bytes=problem.compulsory_bytes,
+        dram_bytes=moved.dram,
+        l2_bytes=moved.l2,
+        shared_bytes=grid.shared_bytes,
         registers=registers,
-        spilled=int(spilled),
+        spilled=down(spilled),
+        steps=steps_per_lane(problem, s),
+        idle_lanes=idle_lanes(problem.cols, s),
+        blocks=grid.blocks,
         blocks_per_sm=grid.running,
         occupancy=grid.running * s.threads / device.threads_per_sm,
         waves=grid.waves,
+        rounds=grid.rounds,
         looks=looks,
     )
 
@@ -394,8 +435,15 @@ def _predict_tiles(
         tail_us=0.0,
         factor=1.0,
         bytes=problem.compulsory_bytes,
+        dram_bytes=0 if hot else problem.compulsory_bytes,
+        l2_bytes=asked_bytes(problem, s) * along(problem, plan.cut.k),
+        shared_bytes=plan.shared_bytes,
         registers=registers,
         spilled=spill_bytes // 8,
+        steps=-(-along(problem, plan.cut.k) // s.tile_k),
+        idle_lanes=blocks * s.tile_m * s.tile_n / results_of(problem) - 1,
+        blocks=blocks,
+        rounds=blocks / (device.sm_count * running),
         blocks_per_sm=running,
         occupancy=running * s.threads / device.threads_per_sm,
         waves=blocks / (device.sm_count * resident),
@@ -420,10 +468,11 @@ def _predict_lanes(
     hot = hot and problem.compulsory_bytes <= device.l2_bytes
     found = work(problem, s, device, registers=registers, hot=hot)
     spilled = spill_bytes // 8
-    memory = found.memory_us * (1 + 8.0 * spilled * s.threads_per_row * s.rows_per_block / max(1, problem.row_bytes))
+    spills = 8.0 * spilled * s.threads_per_row * s.rows_per_block / max(1, problem.row_bytes)
+    found = found._replace(memory_us=found.memory_us * (1 + spills))
     return Cost(
-        us=c.launch_us + found._replace(memory_us=memory).us,
-        memory_us=memory,
+        us=c.launch_us + found.us,
+        memory_us=found.memory_us,
         latency_us=found.latency_us,
         issue_us=found.issue_us,
         starts_us=0.0,
@@ -431,8 +480,15 @@ def _predict_lanes(
         tail_us=0.0,
         factor=1.0,
         bytes=problem.compulsory_bytes,
+        dram_bytes=found.bytes,
+        l2_bytes=found.near_bytes,
+        shared_bytes=expected_shared(problem, s),
         registers=found.registers,
         spilled=spilled,
+        steps=steps_of_part(problem, s),
+        idle_lanes=steps_of_part(problem, s) * s.threads_per_row / problem.cols - 1,
+        blocks=found.blocks,
+        rounds=found.rounds,
         blocks_per_sm=found.resident,
         occupancy=found.resident * s.threads / device.threads_per_sm,
         waves=found.blocks / (device.sm_count * found.resident),
@@ -445,6 +501,42 @@ MODELS: dict[ProgramClass, Callable[..., Cost]] = {
     ProgramClass.TILES: _predict_tiles,
     ProgramClass.LANES: _predict_lanes,
 }
+
+
+def _at_once(told: Callable[[Schedule], Cost], schedules: Schedules) -> Cost:
+    """A cost of columns."""
+    return told(schedules.columns)
+
+
+def _each(told: Callable[[Schedule], Cost], schedules: Schedules) -> Cost:
+    """The same of a few hundred schedules, of which each has a plan of its own."""
+    costs = [told(s) for s in schedules]
+    columns: dict[str, Any] = {f.name: np.array([getattr(cost, f.name) for cost in costs]) for f in fields(Cost)}
+    return Cost(**columns)
+
+
+MANY: dict[ProgramClass, Callable[[Callable[[Schedule], Cost], Schedules], Cost]] = {
+    ProgramClass.ROWS: _at_once,
+    ProgramClass.TILES: _each,
+    ProgramClass.LANES: _at_once,
+}
+
+
+def terms(
+    problem: Problem,
+    schedules: Sequence[Schedule],
+    device: Device,
+    *,
+    hot: bool = False,
+    constants: Constants | None = None,
+) -> dict[str, NDArray[Any]]:
+    """What the model knows of each of the schedules, the fields of `Cost`: name -> [schedules]."""
+    found = Schedules.of(schedules)
+    if not len(found):
+        return {f.name: np.empty(0) for f in fields(Cost)}
+    told = partial(predict, problem, device=device, stages=stages_of(problem), hot=hot, constants=constants)
+    cost = MANY[class_of(problem)](told, found)
+    return {f.name: np.broadcast_to(getattr(cost, f.name), len(found)) for f in fields(Cost)}
 
 
 def predicted_us(

@@ -40,10 +40,10 @@ from normgen.schedule.lanes import rules as lane_rules
 from normgen.schedule.plan import (
     WARP,
     groups_are_warps,
+    has_pairs,
     has_row_barriers,
     held_bytes_per_thread,
     held_register_limit,
-    in_pairs,
     param_bytes_per_thread,
     register_steps,
     shared_bytes,
@@ -430,8 +430,7 @@ def finds_pairs(problem: Problem, s: Schedule) -> bool:
     """Whether short chains find the largest |x| of groups in pairs of elements, and no row is reduced."""
     if problem.any_cols or not problem.spec.group or s.vector < 8 or reduces_rows(problem):
         return False
-    short = s.varied(reduce_with=ReduceWith.SHORT_CHAINS)
-    return any(in_pairs(problem, short, r) for r in written_program(problem).reduces)
+    return any(has_pairs(problem, s, r) for r in written_program(problem).reduces)
 
 
 def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:

@@ -19,6 +19,7 @@ from normgen.device import Device
 from normgen.knobs import ColumnWay, Copy, Edges, Hold, Params
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
+from normgen.schedule.columns import least, most, where
 from normgen.schedule.cutting import PLAIN
 from normgen.schedule.legality import CUT, has_parameters, has_softmax, persistent, reduces_rows, refusal
 from normgen.schedule.plan import held_bytes_per_thread, param_bytes_per_thread, sums_in_registers
@@ -110,10 +111,8 @@ def left_in_l2(problem: Problem, s: Schedule, device: Device, *, walkers: int) -
     A look that begins where the last one ended finds what is left; one that begins with the first columns finds all
     that it needs, or nothing.
     """
-    kept, in_flight = LEFT_IN_L2 * device.l2_bytes, min(walkers, problem.rows) * problem.row_bytes
-    if in_flight <= kept:
-        return 1.0
-    return kept / in_flight if s.meets_in_memory else 0.0
+    kept, in_flight = LEFT_IN_L2 * device.l2_bytes, least(walkers, problem.rows) * problem.row_bytes
+    return where(s.meets_in_memory | (in_flight <= kept), kept / most(kept, in_flight), 0.0)
 
 
 def _stages(problem: Problem, s: Schedule, device: Device) -> int:

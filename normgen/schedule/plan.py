@@ -36,6 +36,7 @@ from normgen.program.ir import (
     value_alone,
     value_kinds,
 )
+from normgen.schedule.columns import least, most, some, where
 from normgen.schedule.schedule import Schedule
 from normgen.spec.formula import Cast, Expression, nodes
 from normgen.spec.spec import Kind
@@ -76,7 +77,7 @@ def held_register_limit(s: Schedule, device: Device) -> int:
 
 
 def _held_registers(s: Schedule, registers_per_sm: int) -> int:
-    available = min(255, registers_per_sm // max(s.threads, 1) // max(1, s.blocks_per_sm))
+    available = least(255, registers_per_sm // most(s.threads, 1) // most(1, s.blocks_per_sm))
     return available * 3 // 4 - 12
 
 
@@ -86,7 +87,7 @@ def register_steps(problem: Problem, s: Schedule) -> int:
     Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
     """
     spare = _held_registers(s, 65536) - HYBRID_SPARE
-    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
+    return most(0, spare // most(1, s.vector * problem.row_input_bytes // 4))
 
 
 def has_row_barriers(s: Schedule) -> bool:
@@ -149,9 +150,9 @@ def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
 
 def sums_in_registers(problem: Problem, s: Schedule) -> int:
     """Registers of a thread that hold its column sums over rows."""
-    if s.columns in (ColumnWay.ATOMIC, ColumnWay.SHARED_ATOMIC):
+    if not problem.column_outputs:
         return 0
-    return problem.column_outputs * steps_per_lane(problem, s) * s.vector
+    return problem.column_outputs * steps_per_lane(problem, s) * s.vector * s.columns.in_registers
 
 
 def sums_pitch(problem: Problem) -> int:
@@ -173,12 +174,11 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     if not problem.sums_rows:
         return 0
     row = problem.column_outputs * sums_pitch(problem) * 4
-    if s.columns is ColumnWay.SHARED_ATOMIC:
-        return row
-    groups = s.rows_per_block if s.peels else s.threads // max(32, s.threads_per_row)
-    if s.columns is ColumnWay.ATOMIC or (s.rows_per_block == 1 and not s.peels):
-        groups = 0
-    return max(groups * row, 16 * s.threads if s.columns is ColumnWay.PARTIALS_LAST_TILE else 0)
+    groups = where(s.peels, s.rows_per_block, s.threads // most(32, s.threads_per_row))
+    is_alone = (s.columns == ColumnWay.ATOMIC) | ((s.rows_per_block == 1) & (s.edges != Edges.PEEL))
+    last = where(s.columns == ColumnWay.PARTIALS_LAST_TILE, 16 * s.threads, 0)
+    beside = most(where(is_alone, 0, groups * row), last)
+    return where(s.columns == ColumnWay.SHARED_ATOMIC, row, beside)
 
 
 def shared_bytes(problem: Problem, s: Schedule) -> int:
@@ -188,11 +188,11 @@ def shared_bytes(problem: Problem, s: Schedule) -> int:
 
 def slot_bytes(problem: Problem, s: Schedule) -> int:
     """Slots of the rows that wait in shared memory or come through it."""
-    if s.hold not in (Hold.SHARED, Hold.HYBRID) and s.copy is Copy.DIRECT:
+    if not some(s.hold.in_shared | (s.copy != Copy.DIRECT)):
         return 0
-    steps = steps_per_lane(problem, s) - (register_steps(problem, s) if s.hold is Hold.HYBRID else 0)
-    tile = s.threads * max(0, steps) * s.vector * problem.row_input_bytes
-    return tile * s.stages if s.copy is not Copy.DIRECT else tile
+    steps = steps_per_lane(problem, s) - where(s.hold == Hold.HYBRID, register_steps(problem, s), 0)
+    tile = s.threads * most(0, steps) * s.vector * problem.row_input_bytes
+    return where(s.copy != Copy.DIRECT, tile * s.stages, where(s.hold.in_shared, tile, 0))
 
 
 def groups_are_warps(problem: Problem, s: Schedule) -> bool:
@@ -201,13 +201,18 @@ def groups_are_warps(problem: Problem, s: Schedule) -> bool:
 
 
 def in_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
-    """Whether a thread finds the largest |x| of its vector in the bits of two elements at a time.
+    """Whether a thread finds the largest |x| of its vector in the bits of two elements at a time."""
+    return s.reduce_with.is_short and has_pairs(problem, s, reduce)
+
+
+def has_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
+    """Whether short chains would do so.
 
     Of eight elements or more, read as they are stored, in 16 bits: of four it takes as many instructions.
     """
     read = {t.name for t in problem.elem_inputs if t.dtype.bytes == 2}
     is_read = reduce.monoid.name == "absmax" and value_alone(reduce.args[0]) in read
-    return s.reduce_with.is_short and s.vector >= 8 and reduce.kind.is_groups and is_read
+    return s.vector >= 8 and reduce.kind.is_groups and is_read
 
 
 def is_spared(look: tuple[Reduce, ...]) -> bool:

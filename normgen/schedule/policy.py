@@ -384,7 +384,7 @@ def leaves_rounding(problem: Problem, s: Schedule) -> bool:
     return held and s.variance is VarianceMethod.TWO_PASS and has_variance(problem)
 
 
-def plain_only(problem: Problem, s: Schedule) -> str | None:
+def plain_only(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Why this structure is searched only without hints, early parameters and a persistent grid; None: with all.
 
     Such points are worth one measurement each (they are the steps of the classic optimisation ladder, or win in

@@ -30,6 +30,7 @@ from normgen.knobs import (
     VarianceMethod,
     knob_value,
 )
+from normgen.schedule.columns import most
 
 RUNNING_SUMS = 4  # that a thread's vectors add to, at most: short chains of additions, none of which waits for another
 
@@ -92,7 +93,7 @@ class Schedule:
     @property
     def keeps_params(self) -> bool:
         """Whether a block reads the column parameters once for all its rows."""
-        return self.params in (Params.KEPT, Params.PACKED)
+        return self.params.are_kept
 
     @property
     def chained(self) -> bool:
@@ -102,7 +103,7 @@ class Schedule:
     @property
     def peels(self) -> bool:
         """Whether rows may start between two aligned vectors."""
-        return self.edges is Edges.PEEL
+        return self.edges == Edges.PEEL
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -131,9 +132,9 @@ class Schedule:
     @property
     def threads(self) -> int:
         """Threads per block."""
-        if self.tile_m:
-            return (self.tile_m // max(1, self.thread_m)) * (self.tile_n // max(1, self.thread_n))
-        return self.threads_per_row * self.rows_per_block
+        if isinstance(self.tile_m, int) and not self.tile_m:  # of columns all have tiles, or none
+            return self.threads_per_row * self.rows_per_block
+        return (self.tile_m // most(1, self.thread_m)) * (self.tile_n // most(1, self.thread_n))
 
     @property
     def row_blocks(self) -> int:
@@ -143,7 +144,7 @@ class Schedule:
     @property
     def meets_in_memory(self) -> bool:
         """Whether blocks of the grid exchange in memory what they find of a row: all of them must be resident."""
-        return self.parts > 1 and self.persistent > 0
+        return (self.parts > 1) & (self.persistent > 0)
 
     @property
     def strategy(self) -> str:

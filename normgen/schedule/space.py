@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from normgen.device import Device
 from normgen.knobs import (
@@ -28,12 +31,13 @@ from normgen.schedule.legality import (
     CUT,
     FREE,
     STRUCTURAL,
+    Rule,
     hints,
     reduces_rows,
-    refusal,
     rules_of,
     without_remainders,
 )
+from normgen.schedule.many import NAMES, Rows, Schedules, combinations
 from normgen.schedule.meeting import are_giant, shared_rows
 from normgen.schedule.policy import (
     ONE_KNOB,
@@ -66,6 +70,9 @@ SEARCHED = (searched_hint, searched_keep, searched_division, searched_order, sea
 PLACED = (*(rule for rule in STRUCTURAL if rule not in CUT), searched_tile, searched_cluster, searched_place)
 
 
+TRIED = 32  # schedules that tell what a rule reads, before it is asked for all combinations of that
+
+
 @dataclass(kw_only=True)
 class Refusal:
     """One reason, how many points it refused, and one of them."""
@@ -75,22 +82,131 @@ class Refusal:
     example: Schedule
 
 
+class Answers(NamedTuple):
+    """What rules say of schedules: `codes` [schedules] into the reasons, of which the first is None, no refusal."""
+
+    codes: NDArray[np.int32]
+    reasons: tuple[str | None, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """`legal` in a fixed order; `refusals` by how many points they cost."""
 
     problem: Problem
     device: Device
-    legal: tuple[Schedule, ...]
+    legal: Schedules
     refusals: tuple[Refusal, ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.legal)
 
 
-def with_default(legal: Sequence[Schedule], default: Schedule) -> list[Schedule]:
+class Sieve:
+    """What rules refuse of many schedules of a problem, and how many points each reason has cost.
+
+    A rule is asked once for each combination of the knobs that it reads. Which these are it tells itself: it is asked
+    about schedules that note what is read of them. What it answers follows from what it reads, so that schedules that
+    agree on that have the same answer: of 10^5 a rule sees some hundreds, and stays a function of one schedule.
+    """
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        self.problem, self.device = problem, device
+        self._refusals: dict[str, Refusal] = {}
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """By how many points they cost."""
+        return tuple(sorted(self._refusals.values(), key=lambda r: (-r.count, r.reason)))
+
+    def legal(self, schedules: Schedules, rules: Iterable[Rule], points: int = 1) -> Schedules:
+        """Those that no rule refuses; each of the others is counted as so many points."""
+        refused = self.refused(schedules, rules)
+        self.count(schedules, refused, np.full(len(schedules), points))
+        return schedules.taken(np.flatnonzero(refused.codes == 0))
+
+    def refused(self, schedules: Schedules, rules: Iterable[Rule]) -> Answers:
+        """For each schedule the reason of the first rule that refuses it."""
+        codes = np.zeros(len(schedules), dtype=np.int32)
+        left, reasons = np.arange(len(schedules)), _Numbered()
+        for rule in rules:
+            found = self._ask(rule, schedules, left, reasons)
+            codes[left] = found
+            left = left[found == 0]
+        return Answers(codes, tuple(reasons))
+
+    def count(self, schedules: Schedules, refused: Answers, points: NDArray[Any]) -> None:
+        """Count what is refused, each schedule as so many points."""
+        counts = np.bincount(refused.codes, weights=points, minlength=len(refused.reasons)).astype(int).tolist()
+        for code, reason in enumerate(refused.reasons):
+            if not reason or not counts[code]:
+                continue
+            if reason in self._refusals:
+                self._refusals[reason].count += counts[code]
+            else:
+                example = schedules[int(np.argmax((refused.codes == code) & (points > 0)))]
+                self._refusals[reason] = Refusal(reason=reason, count=counts[code], example=example)
+
+    def _ask(self, rule: Rule, schedules: Schedules, rows: Rows, reasons: _Numbered) -> NDArray[np.int32]:
+        """The rule's answer to each of the rows."""
+        watched = _Watched(schedules)
+        for row in schedules.codes[rows[:: max(1, len(rows) // TRIED)]].tolist():
+            rule(self.problem, watched.at(row), self.device)
+        while True:
+            known = len(watched.read)
+            first, which = combinations(schedules, rows, sorted(watched.read))
+            found: list[int] = []
+            for row in schedules.codes[first].tolist():
+                found.append(reasons[rule(self.problem, watched.at(row), self.device)])
+                if len(watched.read) > known:
+                    break
+            else:
+                return np.array(found, dtype=np.int32)[which]
+
+
+class _Numbered(dict[str | None, int]):
+    """A number for each reason, in the order in which they come; 0 for none."""
+
+    def __init__(self) -> None:
+        super().__init__({None: 0})
+
+    def __missing__(self, reason: str | None) -> int:
+        return self.setdefault(reason, len(self))
+
+
+class _Watched(Schedule):
+    """A schedule of a row of codes at a time, which notes the knobs that are read."""
+
+    read: set[int]
+
+    def __init__(self, schedules: Schedules) -> None:
+        vars(self).update(values=schedules.values, codes=(), read=set())
+
+    def at(self, codes: list[int]) -> _Watched:
+        vars(self)["codes"] = codes
+        return self
+
+    def varied(self, **knobs: Any) -> Schedule:
+        return Schedule().varied(**{name: getattr(self, name) for name in NAMES} | knobs)
+
+
+def _noted(knob: int) -> property:
+    def value(self: Any) -> Any:
+        own = vars(self)
+        own["read"].add(knob)
+        return own["values"][knob][own["codes"][knob]]
+
+    return property(value)
+
+
+for _knob, _name in enumerate(NAMES):
+    setattr(_Watched, _name, _noted(_knob))
+
+
+def with_default(legal: Sequence[Schedule], default: Schedule) -> Schedules:
     """The legal schedules with the default among them: a spec's own search space may leave it out."""
-    return list(legal) if default in legal else [default, *legal]
+    found = Schedules.of(legal)
+    return found if default in found else Schedules.of([default]).followed_by(found).compact()
 
 
 def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Any, ...]]:
@@ -173,37 +289,60 @@ def space(problem: Problem, device: Device) -> Space:
 
 def _space_of_rows(problem: Problem, device: Device) -> Space:
     values = knob_values(problem, applicable(written_program(problem)))
-    legal: list[Schedule] = []
-    refusals: dict[str, Refusal] = {}
-    for structure in _structures(problem, device, values, refusals):
-        reason = refusal(problem, structure, device, PLACED)
-        if reason is not None:
-            _count(refusals, reason, structure)
-            continue
-        for base in _points(structure, METHOD_KNOBS, values):
-            unsearched = refusal(problem, base, device, (searched_method, searched_columns))
-            if unsearched is not None:
-                _count(refusals, unsearched, base)
-                continue
-            plain = plain_only(problem, base)
-            if plain is not None:
-                _count(refusals, plain, base)
-            if plain is not None and base.persistent > (1 if problem.sums_rows else 0):
-                continue
-            lists = values if plain is None else _plain(problem, base, device, values)
-            for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(problem, schedule, device, (*FREE, *SEARCHED))
-                if reason is None:
-                    legal.append(schedule)
-                else:
-                    _count(refusals, reason, schedule)
-    for schedule in _meetings(problem, device, values):
-        reason = refusal(problem, schedule, device, (*rules_of(problem), searched_method))
-        if reason is None:
-            legal.append(schedule)
-        else:
-            _count(refusals, reason, schedule)
-    return Space(problem=problem, device=device, legal=tuple(legal), refusals=_ordered(refusals))
+    sieve = Sieve(problem, device)
+
+    def lists(names: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+        return {name: values[name] for name in names}
+
+    # Cuts of a row that are legal by themselves, with every place and number of rows: most of the product is not.
+    plainest = Schedules.of([Schedule(params=Params.LATE, unroll=1, columns=values["columns"][0])])
+    places = math.prod(len(values[name]) for name in PLACE_KNOBS)
+    cuts = sieve.legal(plainest.times(lists(CUT_KNOBS)), (*CUT, searched_cut), places)
+    placed = sieve.legal(cuts.times(lists(PLACE_KNOBS)), PLACED)
+    bases = sieve.legal(placed.times(lists(METHOD_KNOBS)), (searched_method, searched_columns))
+    plain = sieve.refused(bases, (plain_only,))
+    sieve.count(bases, plain, np.ones(len(bases)))
+    walks = bases.columns.persistent > (1 if problem.sums_rows else 0)
+    kept = np.flatnonzero((plain.codes == 0) | np.broadcast_to(~walks, len(bases)))
+    bases, is_plain = bases.taken(kept), plain.codes[kept] > 0
+    free = lists(FREE_KNOBS)
+    searched = bases.times(free, _promising(sieve, bases, free, is_plain))
+    found = sieve.legal(searched, (*FREE, *SEARCHED))
+    meetings = Schedules.of(_meetings(problem, device, values))
+    met = sieve.legal(meetings, (*rules_of(problem), searched_method)) if len(meetings) else meetings
+    return Space(problem=problem, device=device, legal=found.followed_by(met).compact(), refusals=sieve.refusals)
+
+
+def _promising(
+    sieve: Sieve, bases: Schedules, free: Mapping[str, tuple[Any, ...]], is_plain: NDArray[np.bool_]
+) -> dict[str, NDArray[np.bool_]]:
+    """Which values of the free knobs are worth a look at each of the bases: name -> [bases, values].
+
+    At a plain base the first one of each that the policy allows. Elsewhere all but those that no other free knob can
+    make legal: a rule that names one free knob and structure alone refuses its value at all points of a base.
+    """
+
+    def refused(name: str, rules: Sequence[Rule]) -> Answers:
+        return sieve.refused(bases.times({name: free[name]}), rules)
+
+    allowed = {name: np.ones((len(bases), len(values)), dtype=bool) for name, values in free.items()}
+    for name, mask in allowed.items():
+        if name != "unroll":
+            mask[is_plain, 1:] = False
+    for name, rule in (("load", hints), ("dependent_launch", searched_launch)):
+        legal = (refused(name, (rule,)).codes == 0).reshape(allowed[name].shape)
+        first = legal & (np.cumsum(legal, axis=1) == 1)
+        allowed[name] = np.where((is_plain & legal.any(axis=1))[:, None], first, allowed[name])
+    for name, rules in ONE_KNOB.items():
+        answers, mask = refused(name, rules), allowed[name]
+        left = mask & (answers.codes == 0).reshape(mask.shape)
+        none = ~left.any(axis=1)  # the last one stays: the rules of all knobs have their say about it
+        last = mask & (np.cumsum(mask[:, ::-1], axis=1)[:, ::-1] == 1)
+        left[none] = last[none]
+        others = np.prod([allowed[n].sum(axis=1) for n in free if n != name], axis=0)
+        sieve.count(bases.times({name: free[name]}), answers, ((mask & ~left) * others[:, None]).ravel())
+        allowed[name] = left
+    return allowed
 
 
 def _meetings(problem: Problem, device: Device, values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
@@ -217,68 +356,9 @@ def _meetings(problem: Problem, device: Device, values: Mapping[str, tuple[Any, 
         yield from _points(cut, (*free, "variance", "softmax", "arithmetic"), {**values, **free})
 
 
-def _ordered(refusals: Mapping[str, Refusal]) -> tuple[Refusal, ...]:
-    return tuple(sorted(refusals.values(), key=lambda r: (-r.count, r.reason)))
-
-
-def _plain(
-    problem: Problem, base: Schedule, device: Device, values: Mapping[str, tuple[Any, ...]]
-) -> dict[str, tuple[Any, ...]]:
-    """The values of the free knobs at a point that is searched only once: the first ones that this policy allows."""
-    lists = {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
-    for name, rule in (("load", hints), ("dependent_launch", searched_launch)):
-        allowed = [v for v in values[name] if rule(problem, base.varied(**{name: v}), device) is None]
-        lists[name] = tuple(allowed[:1]) or lists[name]
-    return lists
-
-
-def _structures(
-    problem: Problem, device: Device, values: Mapping[str, tuple[Any, ...]], refusals: dict[str, Refusal]
-) -> Iterator[Schedule]:
-    """Cuts of a row that are legal by themselves, with every place and number of rows: most of the product is not."""
-    places = math.prod(len(values[n]) for n in PLACE_KNOBS)
-    plainest = Schedule(params=Params.LATE, unroll=1, columns=values["columns"][0])
-    for cut in _points(plainest, CUT_KNOBS, values):
-        reason = refusal(problem, cut, device, (*CUT, searched_cut))
-        if reason is None:
-            yield from _points(cut, PLACE_KNOBS, values)
-        else:
-            _count(refusals, reason, cut, places)
-
-
-def _promising(
-    problem: Problem,
-    base: Schedule,
-    device: Device,
-    values: Mapping[str, tuple[Any, ...]],
-    refusals: dict[str, Refusal],
-) -> dict[str, tuple[Any, ...]]:
-    """`values` without those that no other free knob can make legal: most points of a space need not be visited.
-
-    A rule that names one free knob and structure alone refuses its value at all points of `base`.
-    """
-    left = dict(values)
-    for name in ONE_KNOB:
-        for value in values[name]:
-            example = base.varied(**{name: value})
-            reason = next((r for rule in ONE_KNOB[name] if (r := rule(problem, example, device)) is not None), None)
-            if reason is not None and len(left[name]) > 1:
-                left[name] = tuple(v for v in left[name] if v != value)
-                points = math.prod(len(left[n]) for n in FREE_KNOBS if n != name)
-                _count(refusals, reason, example, points)
-    return left
-
-
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     for combination in itertools.product(*(values[n] for n in names)):
         yield base.varied(**dict(zip(names, combination, strict=True)))
-
-
-def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points: int = 1) -> None:
-    if reason in refusals:
-        refusals[reason].count += points
-    else:
-        refusals[reason] = Refusal(reason=reason, count=points, example=schedule)
 
 
 def _space_of_tiles(problem: Problem, device: Device) -> Space:
@@ -289,15 +369,10 @@ def _space_of_lanes(problem: Problem, device: Device) -> Space:
     return _space_of(points_of_lanes(problem, device), problem, device)
 
 
-def _space_of(found: Iterator[Schedule], problem: Problem, device: Device) -> Space:
-    legal: list[Schedule] = []
-    refusals: dict[str, Refusal] = {}
-    for schedule in found:
-        if (reason := refusal(problem, schedule, device)) is None:
-            legal.append(schedule)
-        else:
-            _count(refusals, reason, schedule)
-    return Space(problem=problem, device=device, legal=tuple(legal), refusals=_ordered(refusals))
+def _space_of(found: Iterable[Schedule], problem: Problem, device: Device) -> Space:
+    sieve = Sieve(problem, device)
+    legal = sieve.legal(Schedules.of(found), rules_of(problem))
+    return Space(problem=problem, device=device, legal=legal.compact(), refusals=sieve.refusals)
 
 
 SPACES: dict[ProgramClass, Callable[[Problem, Device], Space]] = {

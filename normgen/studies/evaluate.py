@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from normgen.cost.constants import Constants
-from normgen.cost.model import predict
+from normgen.cost.model import terms
 from normgen.files.plain import plain
-from normgen.program.source import stages_of
 from normgen.schedule.schedule import Schedule
 from normgen.studies.fit import TimedProblem
 
@@ -43,12 +42,8 @@ class Choice:
 
 def first_choice(measured: TimedProblem, constants: Constants | None = None) -> Choice:
     """The model's first choice, of equal predictions the plainest. Constants: those that ship for the GPU."""
-    stages, hot = stages_of(measured.problem), measured.place.is_hot
-
-    def told_us(s: Schedule) -> float:
-        return predict(measured.problem, s, measured.device, stages=stages, hot=hot, constants=constants).us
-
-    told = [told_us(s) for s, _ in measured.points]
+    hot, schedules = measured.place.is_hot, measured.schedules
+    told = terms(measured.problem, schedules, measured.device, hot=hot, constants=constants)["us"].tolist()
     at = min(range(len(told)), key=lambda i: (told[i], len(str(measured.points[i][0])), i))
     best = min(range(len(told)), key=lambda i: measured.points[i][1])
     return Choice(

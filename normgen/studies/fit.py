@@ -12,20 +12,21 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from normgen.cost.constants import Constants
-from normgen.cost.model import predict
+from normgen.cost.model import terms
 from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.knobs import LoadHint, StoreHint
 from normgen.problem.problem import Problem
-from normgen.program.source import stages_of
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.winners import kept
+from normgen.schedule.many import Schedules
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import is_sweep, read_sweep
@@ -58,6 +59,10 @@ class TimedProblem:
     device: Device
     place: Place = DEFAULT_PLACE
     points: tuple[tuple[Schedule, float], ...]
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        return Schedules.of(schedule for schedule, _ in self.points)
 
 
 def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[TimedProblem]:
@@ -112,12 +117,7 @@ def loss(measured: Sequence[TimedProblem], constants: Constants, start: Constant
 
 
 def _loss_of(one: TimedProblem, constants: Constants) -> float:
-    stages = stages_of(one.problem)
-
-    def told_us(s: Schedule) -> float:
-        return predict(one.problem, s, one.device, stages=stages, hot=one.place.is_hot, constants=constants).us
-
-    told = np.array([told_us(s) for s, _ in one.points])
+    told = terms(one.problem, one.schedules, one.device, hot=one.place.is_hot, constants=constants)["us"]
     us = np.array([us for _, us in one.points])
     weights = np.exp(-NEAR * np.log(us / us.min())) + 0.01
     weights /= weights.sum()

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from normgen.cost.model import predicted_us
+from normgen.cost.model import terms
 from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
@@ -78,7 +78,7 @@ def landscape_of(sweep: Sweep) -> Landscape:
         legal=legal,
         us=tuple(None if p.us is None else p.us - base_us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
-        predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
+        predicted_us=tuple(terms(problem, legal, device, hot=hot)["us"].tolist()),
         default=sweep.default,
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from normgen.cost.model import predicted_us
+from normgen.cost.model import terms
 from normgen.cuda.driver import device_facts
 from normgen.device import Device
 from normgen.errors import NothingValidError
@@ -288,9 +288,10 @@ def called_fastest(
     problem: Problem, legal: Sequence[Schedule], facts: Device, place: Place, *, count: int
 ) -> list[Schedule]:
     """The first `count` by the cost model, of equal predictions the plainer ones first."""
-    hot = place.is_hot
-    keys = {s: (predicted_us(problem, s, facts, hot=hot), len(str(s)), s.key) for s in legal} if count else {}
-    return sorted(keys, key=lambda s: keys[s])[:count]
+    us = terms(problem, legal, facts, hot=place.is_hot)["us"].tolist() if count else []
+    slowest = sorted(us)[:count][-1:]
+    found = {s: (told, len(str(s)), s.key) for s, told in zip(legal, us, strict=False) if [told] <= slowest}
+    return sorted(found, key=lambda s: found[s])[:count]
 
 
 def sweep_on_gpu(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normgen.cost.work import arithmetic_us
 from normgen.files.plain import plain
@@ -17,7 +17,9 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning.candidate import Built, Candidate, Checked, Failed, Timed
 from normgen.tuning.compile import Builder
 from normgen.tuning.run import TuningRun, brief
-from normgen.tuning.search.search import Search
+
+if TYPE_CHECKING:
+    from normgen.tuning.search.search import Search
 from normgen.tuning.standings import Event, Standings
 
 CONFIRM_RESERVE = 0.15  # share of the budget kept for the confirmation

@@ -7,9 +7,10 @@ touched by its worker alone; texts are emitted in a thread while the worker meas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from normgen.codegen.module import Module
-from normgen.cost.model import predicted_us
+from normgen.cost.model import terms
 from normgen.device import Device
 from normgen.files.plain import plain
 from normgen.files.private import to_stderr
@@ -33,8 +34,10 @@ from normgen.tuning.campaign import Campaign
 from normgen.tuning.compile import Builder
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.run import TuningRun
-from normgen.tuning.search.dashboard import StudyCopy
-from normgen.tuning.search.search import Search
+
+if TYPE_CHECKING:
+    from normgen.tuning.search.dashboard import StudyCopy
+    from normgen.tuning.search.search import Search
 
 
 def measure_on_gpu(run: TuningRun, using: Processes) -> tuple[tuple[Record, ...], bool]:
@@ -116,6 +119,8 @@ def study_copy(run: TuningRun) -> StudyCopy | None:
     """A study of its own for this run, in the storage it was given; named as the run's folder."""
     if run.storage is None:
         return None
+    from normgen.tuning.search.dashboard import StudyCopy
+
     copy = StudyCopy(run.storage, run.folder.name)
     copy.describe(problem=str(run.problem), device=run.device.name, place=str(run.place), command=run.command)
     return copy
@@ -123,11 +128,13 @@ def study_copy(run: TuningRun) -> StudyCopy | None:
 
 def prepare(run: TuningRun, *, copy: StudyCopy | None = None) -> tuple[Search, Schedule, Schedule | None]:
     """The search over the legal set ordered by the cost model, the default, and the incumbent if there is one."""
+    from normgen.tuning.search.search import Search
+
     default = default_schedule(run.problem, run.device)
     legal = with_default(space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, place=run.place)
     known = [found.schedule] if found.schedule else []
-    predicted = [predicted_us(run.problem, s, run.device, hot=run.place.is_hot) for s in legal]
+    predicted = terms(run.problem, legal, run.device, hot=run.place.is_hot)["us"].tolist()
     search = Search(
         legal,
         predicted=predicted,

@@ -34,6 +34,19 @@ from normgen.text import filled
 from normgen.trials.file import read
 from normgen.trials.head import opening
 
+ONE_RECORD = (Path(__file__).parents[2] / "generated" / "records" / "h200.jsonl").read_text("utf-8").partition("\n")[0]
+WITHOUT_A_STUDY = {
+    "show": "cli.main(['show', '--shape', '8x64'], standalone_mode=False)",
+    "space": "cli.main(['space', '--shape', '8x64'], standalone_mode=False)",
+    "explain": "cli.main(['explain', '--shape', '8x64'], standalone_mode=False)",
+    "verify": "cli.main(['verify', '--shape', '2x8'], standalone_mode=False)",
+    "export": "cli.main(['export', 'one.jsonl', '--output', 'headers'], standalone_mode=False)",
+    "emit": "import normgen; from normgen.pipeline import emit; from normgen.program.source import problem_for; "
+    "from normgen.spec.reader import load; from normgen.schedule.schedule import Schedule; "
+    "emit(problem_for(load('layernorm'), shape='8x64'), Schedule())",
+    "what tunes, before its first kernels compile": "import normgen.cli.tune.run",
+    "a handle": "import normgen; normgen.kernel('layernorm', shape=(2, 8), device='cpu')",
+}
 HEAVY = ("numpy", "sympy", "optuna", "rich", "cuda", "ml_dtypes", "jinja2", "platformdirs")
 
 
@@ -61,6 +74,19 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "Exit codes: 0 ok, 1 a fault of normgen, 2 usage, or a file that cannot be read" in done.stdout
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_STUDY)
+def test_what_does_not_tune_loads_no_study(name: str, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text(ONE_RECORD + "\n", encoding="utf-8")
+    program = (
+        "import sys\n"
+        "from normgen.cli.main import cli\n"
+        f"{WITHOUT_A_STUDY[name]}\n"
+        "print([m for m in ('optuna', 'sqlalchemy') if m in sys.modules], 'sympy' in sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == "[] True"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

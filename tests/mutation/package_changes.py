@@ -107,6 +107,7 @@ VARIED_CALLS = tuple(
     )
 )
 SIDE_BY_SIDE = ("tests/problem/test_question.py", "tests/codegen/lanes/test_kernels.py")
+MANY = ("tests/schedule/test_many.py", "tests/schedule/test_drawn.py")
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -474,7 +475,7 @@ CHANGES: tuple[Change, ...] = (
             "exchange in waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1",
             "exchange is None",
         ),
-        ("return tile * s.stages if s.copy is not Copy.DIRECT else tile", "return tile"),
+        ("where(s.copy != Copy.DIRECT, tile * s.stages, ", "where(s.copy != Copy.DIRECT, tile, "),
         ("fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if", "fixed = TICKET_BYTES if"),
         ("fixed = total_bytes + TICKET_BYTES + (0 if", "fixed = total_bytes + (0 if"),
         ("if s.parts > 1 else row_bytes // s.cluster\n", "if s.parts > 1 else row_bytes // 2\n"),
@@ -1511,5 +1512,24 @@ CHANGES: tuple[Change, ...] = (
         SPELT,
         ("if axis in _OF_COLUMNS or whose in _EACH_COLUMN:", "if axis in _OF_COLUMNS:"),
         ("    if said in _OF_COLUMNS:", "    if said in _OF_ROWS:"),
+    ),
+    *changes(
+        "schedule/space.py",
+        MANY,
+        ("                if len(watched.read) > known:", "                if False:"),
+        ("            left = left[found == 0]\n", ""),
+        ("            mask[is_plain, 1:] = False\n", "            pass\n"),
+    ),
+    *changes(
+        "schedule/many.py",
+        MANY,
+        ("            place //= size\n", ""),
+        ("        codes[len(self) :, knob] = place[other.codes[:, knob]]\n", ""),
+    ),
+    *changes(
+        "cost/model.py",
+        ("tests/schedule/test_drawn.py",),
+        ("fetches_ahead = (s.persistent > 0) &", "fetches_ahead = (s.persistent > 1) &"),
+        ("    return (s.hold == Hold.RELOAD) & leaves_l1", "    return leaves_l1"),
     ),
 )

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from normgen.knobs import Hold
 from normgen.problem.problem import Problem
+from normgen.schedule.columns import most, where
 from normgen.schedule.plan import WARP, Plan, Sums, is_spared, sums_pitch
 from normgen.schedule.schedule import Schedule
 
@@ -33,12 +34,12 @@ def rows_of_block(s: Schedule) -> int:
 
 def parts_of_warp(s: Schedule) -> int:
     """Parts of a row that lie in one warp."""
-    return max(1, WARP // s.rows_per_block)
+    return most(1, WARP // s.rows_per_block)
 
 
 def groups_of_parts(s: Schedule) -> int:
     """Parts that are combined by way of shared memory, once the lanes of each warp have combined theirs."""
-    return max(1, s.threads_per_row // parts_of_warp(s))
+    return most(1, s.threads_per_row // parts_of_warp(s))
 
 
 def vector_registers(problem: Problem, s: Schedule) -> int:
@@ -48,14 +49,13 @@ def vector_registers(problem: Problem, s: Schedule) -> int:
 
 def held_registers(problem: Problem, s: Schedule) -> int:
     """Registers of a thread that hold its elements between the looks."""
-    return steps_of_part(problem, s) * vector_registers(problem, s) if s.hold is Hold.REGISTERS else 0
+    return where(s.hold == Hold.REGISTERS, steps_of_part(problem, s) * vector_registers(problem, s), 0)
 
 
 def held_bytes(problem: Problem, s: Schedule) -> int:
     """Shared memory in which the elements of a block wait between the looks."""
-    if s.hold is not Hold.SHARED:
-        return 0
-    return steps_of_part(problem, s) * s.threads * s.vector * problem.row_input_bytes
+    held = steps_of_part(problem, s) * s.threads * s.vector * problem.row_input_bytes
+    return where(s.hold == Hold.SHARED, held, 0)
 
 
 def sums_bytes(problem: Problem) -> int:

@@ -31,7 +31,7 @@ UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks for
 def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
     """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
     plan = tile_problem_plan(problem, s)
-    steps = -(-_along(problem, plan.cut.k) // s.tile_k)
+    steps = -(-along(problem, plan.cut.k) // s.tile_k)
     held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) // device.sm_count)
     rounds, rest = divmod(busiest, held)
     return busiest * _looks(plan) + rounds * steps * _step(plan, held) + (steps * _step(plan, rest) if rest else 0.0)
@@ -40,7 +40,13 @@ def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int
 def tiles_of(problem: Problem, s: Schedule) -> int:
     """Tiles of the result, of all batches."""
     cut, batches = contraction(problem), problem.batches if problem.rows_per_batch else 1
-    return batches * -(-_along(problem, cut.m) // s.tile_m) * -(-_along(problem, cut.n) // s.tile_n)
+    return batches * -(-along(problem, cut.m) // s.tile_m) * -(-along(problem, cut.n) // s.tile_n)
+
+
+def results_of(problem: Problem) -> int:
+    """Elements of the result, of all batches."""
+    cut, batches = contraction(problem), problem.batches if problem.rows_per_batch else 1
+    return batches * along(problem, cut.m) * along(problem, cut.n)
 
 
 def asked_bytes(problem: Problem, s: Schedule) -> int:
@@ -52,7 +58,7 @@ def _asked(plan: TilePlan) -> int:
     return sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
 
 
-def _along(problem: Problem, axis: str) -> int:
+def along(problem: Problem, axis: str) -> int:
     """The length of an axis: of rows those of a batch, where each has tiles of its own."""
     return problem.rows_per_batch or problem.rows if axis == "rows" else problem.sizes.along(axis)
 

@@ -8,13 +8,14 @@ opens in optuna-dashboard as any other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import optuna
 
 from normgen.errors import NothingValidError
+from normgen.schedule.many import NAMES, Schedules
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.search.dashboard import StudyCopy
 from normgen.tuning.search.strategies import SEEDS, Surrogate
@@ -74,13 +75,12 @@ class Search:
             raise NothingValidError(
                 "no schedule is legal for this problem", hint="normgen space --why lists each refusal"
             )
-        self._legal = list(legal)
-        index = {schedule: i for i, schedule in enumerate(self._legal)}
+        self._legal = Schedules.of(legal)
         self._predicted = np.maximum(np.asarray(predicted, dtype=np.float64), 1e-9)
         self._strategy = Surrogate(
             self._legal,
             log_cost=np.log(self._predicted),
-            seeds=[index[s] for s in seeds if s in index],
+            seeds=[self._legal.index(s) for s in seeds if s in self._legal],
             seed_count=seed_count,
             seed=seed,
         )
@@ -153,7 +153,5 @@ class Search:
 
 def _distributions(legal: Sequence[Schedule]) -> dict[str, Any]:
     """One categorical distribution a knob, over the values that occur."""
-    return {
-        knob: optuna.distributions.CategoricalDistribution(sorted({getattr(s, knob) for s in legal}))
-        for knob in (f.name for f in fields(Schedule))
-    }
+    values = Schedules.of(legal).compact().values
+    return {knob: optuna.distributions.CategoricalDistribution(some) for knob, some in zip(NAMES, values, strict=True)}

@@ -15,12 +15,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normgen.schedule.many import NAMES, Schedules, combinations
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.search import surrogate
 
@@ -231,16 +231,11 @@ def _cut(s: Schedule) -> tuple[object, ...]:
 
 def codes_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:
     """[legal, knobs]: which of a knob's values, in sorted order."""
-    columns = []
-    for knob in (f.name for f in fields(Schedule)):
-        values = [getattr(schedule, knob) for schedule in legal]
-        code = {value: i for i, value in enumerate(sorted(set(values)))}
-        columns.append([code[value] for value in values])
-    return np.array(columns, dtype=np.int16).T.copy()
+    return np.ascontiguousarray(Schedules.of(legal).compact().codes)
 
 
 def ways_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:
     """A number for each combination of rewrites: [legal]."""
-    pairs = [(schedule.variance, schedule.softmax) for schedule in legal]
-    number = {pair: i for i, pair in enumerate(sorted(set(pairs)))}
-    return np.array([number[pair] for pair in pairs], dtype=np.int16)
+    schedules = Schedules.of(legal).compact()
+    _, ways = combinations(schedules, np.arange(len(legal)), [NAMES.index("variance"), NAMES.index("softmax")])
+    return ways.astype(np.int16)

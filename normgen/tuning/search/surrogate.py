@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.knobs import Group, names_of
+from normgen.schedule.columns import log2, most
+from normgen.schedule.many import NAMES, Schedules
 from normgen.schedule.schedule import Schedule
 
 Array = NDArray[np.float64]
@@ -44,22 +46,23 @@ _CHOICES = tuple(f.name for f in fields(Schedule) if f.name not in _LOGARITHMIC)
 
 def features_of(schedules: Sequence[Schedule]) -> Array:
     """[schedules, features], of which a difference of 1 is one step: a doubling, or another value of a choice."""
-    columns: list[Array] = []
+    found, columns = Schedules.of(schedules).compact(), list[Array]()
+    s = found.columns
 
-    def add(values: Sequence[float], weight: float = 1.0) -> None:
-        column = np.asarray(values, dtype=np.float64)
+    def add(values: float, weight: float = 1.0) -> None:
+        column = np.broadcast_to(np.asarray(values, dtype=np.float64), len(found))
         if column.min() != column.max():
             columns.append(weight * column)
 
     for name in _LOGARITHMIC:
-        add([math.log2(max(0.5, float(getattr(s, name)))) for s in schedules], 0.5)
+        add(log2(most(0.5, getattr(s, name))), 0.5)
     for name in _CHOICES:
-        for value in sorted({getattr(s, name) for s in schedules}):
-            add([float(getattr(s, name) == value) for s in schedules], 0.5)
-    add([math.log2(s.threads) for s in schedules], 0.5)
-    add([math.log2(s.threads_per_row * s.row_blocks * s.vector) for s in schedules], 0.5)
-    add([float(s.persistent > 0) for s in schedules])
-    add([math.log2(max(1, s.persistent * s.threads)) for s in schedules], 0.5)  # resident threads decide, not blocks
+        for value in found.values[NAMES.index(name)]:
+            add(getattr(s, name) == value, 0.5)
+    add(log2(s.threads), 0.5)
+    add(log2(s.threads_per_row * s.row_blocks * s.vector), 0.5)
+    add(s.persistent > 0)
+    add(log2(most(1, s.persistent * s.threads)), 0.5)  # resident threads decide, not blocks
     if not columns:
         return np.zeros((len(schedules), 1))
     return np.stack(columns, axis=1)
