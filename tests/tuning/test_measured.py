@@ -91,7 +91,7 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     default = default_schedule(PROBLEM, H200)
     assert default in [r.schedule for r in records]
     kept = read(path).records
-    assert len(kept) == 32
+    assert sum(r.search["chosen"] != "random" for r in kept) == 32
     assert kept[0].schedule == default
     assert {"variance=guarded" in str(r.schedule) for r in kept} == {True, False}
 
@@ -102,7 +102,9 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     assert winner.schedule in [r.schedule for r in again]
     with opened(database) as storage:
         study = optuna.load_study(study_name=path.parent.name, storage=storage)
-        assert [Schedule(**t.params) for t in study.get_trials()] == [r.schedule for r in read(path).records]
+        assert [Schedule(**t.params) for t in study.get_trials()] == [
+            r.schedule for r in read(path).records if r.search["chosen"] != "random"
+        ]
         assert study.user_attrs["device"] == H200.name
 
 
