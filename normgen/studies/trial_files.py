@@ -1,4 +1,4 @@
-"""The trials of whatever file has some: kept ones, a run's candidates, other records, a sweep; of a shared folder."""
+"""The trials of whatever file has some: kept ones, a run's candidates, other records, a sweep, T4; of a folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from normgen.errors import UsageError
 from normgen.records.winners import kept_of
 from normgen.studies.sweep_file import Sweep, is_sweep, read_sweep
+from normgen.studies.t4 import t4_read
 from normgen.trials.file import peeked, read
 from normgen.trials.kept import Folder, Trials, of_records, pulled
 from normgen.trials.trial import Trial
@@ -19,7 +21,12 @@ def read_trials(path: Path) -> tuple[Trial, ...]:
         return tuple(pulled(Folder(path)))
     if is_sweep(path):
         return tuple(of_sweep(read_sweep(path), path.name.partition(".")[0]))
-    if Trials.TRIALS in peeked(path) or "finished" in peeked(path):
+    if "schema_version" in (head := peeked(path)):
+        try:
+            return t4_read(head, run=path.name.partition(".")[0])
+        except ValueError as error:
+            raise UsageError("a file of T4 is what Kernel Tuner wrote", received=f"{path}: {error}") from None
+    if "finished" in head:
         return read(Trials, path).trials
     name = path.parent.name if path.name == "candidates.jsonl" else path.name.partition(".")[0]
     return tuple(of_records(kept_of(path), name))
