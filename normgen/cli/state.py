@@ -121,7 +121,7 @@ def cache_why(target: str, as_json: bool, setting: str, context: str, device: st
 
 @click.group("trials", cls=CommandGroup)
 def trials_group() -> None:
-    """What measured tunes have timed: show it, merge it, push it into a folder that is shared.
+    """What measured tunes have timed: show it, merge it, push it into a shared folder.
 
     FILES are files of trials, a run's candidates.jsonl, other records, sweeps, results of Kernel Tuner in T4, or
     folders that were pushed into.
