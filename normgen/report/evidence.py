@@ -157,7 +157,7 @@ def is_bench(path: Path) -> bool:
 
 
 def is_final(record: Record) -> bool:
-    """The record says what its search did: it is what a run ended with. A candidate says how it was chosen and timed."""
+    """The record sums its search up: it is what a run ended with. A candidate says how it was chosen and timed."""
     return "trials" in record.search
 
 
