@@ -72,7 +72,7 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
     assert end.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert [t["seed"] for t in found["tunes"]] == [0, 1]
-    assert all(t["candidates"] == 8 for t in found["tunes"]), "nothing is taken over from the tune before"
+    assert all(8 <= t["candidates"] <= 9 for t in found["tunes"]), "all are tried again, and one is drawn behind them"
     for one in found["tunes"]:
         assert 0 < one["timed"] <= 8
         assert one["phases_s"]["all"] <= one["wall_s"]
