@@ -41,6 +41,13 @@ setup(
         ],
         "normgen.specs": ["*.toml", "presets/*.toml", "suites/*.toml", "ladders/*.toml", "ladders/steps/*.toml"],
         # Of generated/evidence what `normgen ladder` shows without a GPU: nothing reads the rest unless it is named.
-        "normgen.generated": ["*.cu", "records/*.jsonl", "sweeps/*.jsonl.xz", "frozen/*", "evidence/ladder_*.json"],
+        "normgen.generated": [
+            "*.cu",
+            "records/*.jsonl",
+            "sweeps/*.jsonl.xz",
+            "frozen/*",
+            "trials/*.jsonl.xz",
+            "evidence/ladder_*.json",
+        ],
     },
 )

@@ -1,37 +1,38 @@
-"""Schedules of one problem timed against each other on a GPU, between plain kernels, its input just written.
+"""Schedules of one problem timed against each other on a GPU, of which what ships keeps ratios of their chains.
 
-    tests/data/races_h200.jsonl.xz   races
-    tests/data/races_h100.jsonl.xz   races; tunes of random shapes, with all that they timed, or with the rule's, the
-                                     default and the tuned schedule; tunes beside an H200's record
-
-A line: op, the keyword arguments of `problem_for`, and chains: schedule -> what the chain takes, over the first's of a
-race, the default's of that day of a tune, or the tuned one's. source (H100): which of these; tuned: that schedule.
+`generated/trials/h100_h200.jsonl.xz`, where a run is one of
+    race                                       schedules that somebody picked
+    tune of a random shape                     all that the tune timed, over the default of that day
+    rule, default and tune of a random shape   over the tuned schedule
+    tune beside the record of an H200          the H200's, the default and the tuned one
+between plain kernels, each with its input just written.
 """
 
 from __future__ import annotations
 
-import json
-import lzma
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from normgen.device import Device, target
-from normgen.ladder.points import read_schedule
+from normgen.device import target
 from normgen.problem.problem import Problem
-from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.studies.replay import swept_problem
+from normgen.trials.file import read
+from normgen.trials.kept import Trials
+from normgen.trials.trial import Trial
 
-TOLD = {"op", "roof_us", "chains", "source", "tuned"}
+TIMED = Path(__file__).parents[1] / "generated" / "trials" / "h100_h200.jsonl.xz"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
+    """`tuned`: the winner of a tune beside the record of an H200."""
+
     problem: Problem
     chains: Mapping[Schedule, float]
-    source: str = ""
     tuned: Schedule | None = None
 
     def behind(self, schedule: Schedule) -> float | None:
@@ -40,20 +41,23 @@ class Race:
         return None if chain is None else chain / min(self.chains.values())
 
 
+@lru_cache
+def _timed() -> tuple[Trial, ...]:
+    return read(Trials, TIMED, is_strict=True).trials
+
+
 def races(gpu: str) -> list[Race]:
-    with lzma.open(Path(__file__).parent / "data" / f"races_{gpu}.jsonl.xz", "rt") as lines:
-        return [_race(json.loads(line), target(gpu)) for line in lines]
+    there = [
+        t for t in _timed() if t.ratio is not None and t.device is not None and t.device["name"] == target(gpu).name
+    ]
+    return [_race(run, tuple(trials)) for run, trials in itertools.groupby(there, key=lambda t: t.run)]
 
 
-def _race(told: Mapping[str, Any], device: Device) -> Race:
-    problem = problem_for(load(told["op"]), **{k: v for k, v in told.items() if k not in TOLD})
-
-    def named(words: str) -> Schedule:
-        return read_schedule(problem, device, f"plain {words}")
-
+def _race(run: str, trials: tuple[Trial, ...]) -> Race:
+    assert trials[0].question is not None
+    tuned = [t.schedule for t in trials if t.chosen == "tuned" and run.startswith("tune beside")]
     return Race(
-        problem=problem,
-        chains={named(words): chain for words, chain in told["chains"].items()},
-        source=told.get("source", ""),
-        tuned=named(told["tuned"]) if "tuned" in told else None,
+        problem=swept_problem(trials[0].question),
+        chains={t.schedule: t.ratio for t in trials if t.ratio is not None},
+        tuned=tuned[0] if tuned else None,
     )

@@ -48,6 +48,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spec": ("show:spec_group", "Work on spec files."),
     "study": ("study:study", "Experiments on the tuner and on its kernels."),
     "sweep": ("study:sweep", "Measure every legal schedule of a problem, or a sample, into one file."),
+    "trials": (
+        "state:trials_group",
+        "What measured tunes have timed: show it, merge it, push it into a shared folder.",
+    ),
     "tune": ("tune.command:tune", "Find the fastest kernel for a shape, or for each of a suite."),
     "verify": ("show:verify", "Check a kernel against the float64 reference on adversarial rows."),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from normgen.cli.options import (
     CommandGroup,
+    NewFile,
     json_option,
     parse_device,
     place_options,
@@ -21,11 +23,16 @@ from normgen.cli.problems import read_problem
 from normgen.cli.text.result import comparison_text
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
+from normgen.errors import UsageError
 from normgen.files.private import cache_root
 from normgen.records.caches import clear, inspect, list_results
 from normgen.records.compare import compare_files
 from normgen.records.place import place_named
+from normgen.records.winners import state_folder
+from normgen.studies.trial_files import read_trials
 from normgen.text import table
+from normgen.trials.file import text_of, write
+from normgen.trials.kept import NAME, Folder, joined, push
 from normgen.trials.versions import environment
 from normgen.tuning.measured import results_here
 
@@ -110,6 +117,75 @@ def cache_why(target: str, as_json: bool, setting: str, context: str, device: st
         click.echo(f"{number:>6}  {reason}")
     if not usable and not counts:
         click.echo("        nothing was measured for this problem on this GPU model")
+
+
+@click.group("trials", cls=CommandGroup)
+def trials_group() -> None:
+    """What measured tunes have timed: show it, merge it, push it into a shared folder.
+
+    FILES are files of trials, a run's candidates.jsonl, other records, sweeps, results of Kernel Tuner in T4, or
+    folders that were pushed into.
+    """
+
+
+def _of_all(files: tuple[Path, ...]) -> Any:
+    return joined(trial for file in files for trial in read_trials(file))
+
+
+@trials_group.command("show")
+@json_option
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+def trials_show(as_json: bool, files: tuple[Path, ...]) -> None:
+    """How many trials there are, of what, where, and how they were chosen.
+
+    --json prints {trials, timed, questions, runs, devices, versions, chosen, outcomes}; the last four are counts.
+    """
+    found = _of_all(files).trials
+    counts = {
+        "devices": Counter(str((t.device or {}).get("name", "unknown")) for t in found),
+        "versions": Counter(str((t.versions or {}).get("normgen", "unknown")) for t in found),
+        "chosen": Counter(t.chosen or "unknown" for t in found),
+        "outcomes": Counter(t.outcome.value for t in found),
+    }
+    facts: dict[str, Any] = {
+        "trials": len(found),
+        "timed": sum(t.measured for t in found),
+        "questions": len({repr(t.question) for t in found}),
+        "runs": len({t.run for t in found}),
+        **{name: dict(counted.most_common()) for name, counted in counts.items()},
+    }
+    if as_json:
+        show(facts)
+        return
+    for name, value in facts.items():
+        said = value if isinstance(value, int) else ", ".join(f"{count} {what}" for what, count in value.items())
+        click.echo(f"{name:<10}{said}")
+
+
+@trials_group.command("merge")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("-o", "--out", type=NewFile(), help="File; .xz is compressed (default: stdout).")
+def trials_merge(files: tuple[Path, ...], out: Path | None) -> None:
+    """One file of all trials of FILES, each once: a line has what is not the same for all, GPU and versions too."""
+    found = _of_all(files)
+    if out is None:
+        click.echo(text_of(found), nl=False)
+        return
+    write(out, found)
+    click.echo(f"{out}: {len(found.trials)} trials", err=True)
+
+
+@trials_group.command("push")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
+def trials_push(folder: Path, files: tuple[Path, ...]) -> None:
+    """Copy the trials of FILES, or of every run of this user, into a shared FOLDER: each file once, by its content."""
+    chosen = files or tuple(sorted((state_folder() / "runs").glob(f"*/{NAME}")))
+    if not chosen:
+        hint = "runs of `normgen tune` on a GPU have some"
+        raise UsageError("there are trials to push", received=str(state_folder() / "runs"), hint=hint)
+    new = [push(Folder(folder), read_trials(file)) for file in chosen]
+    click.echo(f"{folder}: {sum(new)} new of {len(new)} files")
 
 
 @click.command()

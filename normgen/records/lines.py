@@ -61,11 +61,17 @@ def locked(path: Path) -> Iterator[int]:
             os.close(fd)
 
 
-def append(path: Path, line: str, *, durable: bool = True) -> None:
-    """Add a line, which ends with its line end; durable: it is on disk when this returns. Raises OSError."""
+def append(path: Path, line: str, *, durable: bool = True, first: str = "") -> None:
+    """Add a line, which ends with its line end. Raises OSError.
+
+    durable   it is on disk when this returns
+    first     the line that an empty file begins with
+    """
     data = line.encode()
     with locked(path) as fd:
         size = os.fstat(fd).st_size
+        if not size:
+            data = first.encode() + data
         if size and os.pread(fd, 1, size - 1) != b"\n":
             data = b"\n" + data
         while data:

@@ -15,7 +15,7 @@ class KnownAnswers:
     """Answers for schedules. Own records come first: they stand in the run's file already."""
 
     def __init__(self, *, own: Iterable[Record] = (), results: KeptResults | None = None, reuse: bool = True) -> None:
-        self._own = {r.schedule: r for r in own if not _is_unreached(r)}
+        self._own = {r.schedule: r for r in own if not is_unreached(r)}
         self.results = results  # new ones are kept there, whether or not old ones are taken from there
         self._known = results if reuse else None
 
@@ -49,5 +49,6 @@ def reference_us(record: Record, reference: str) -> float | None:
     return float(us) if us and record.search.get("reference") == reference else None
 
 
-def _is_unreached(record: Record) -> bool:
+def is_unreached(record: Record) -> bool:
+    """Nobody tried the candidate, as the time was over."""
     return record.outcome is Outcome.TIMEOUT and record.reason.endswith(UNREACHED)

@@ -1,6 +1,6 @@
 """What files of records and sweeps hold, as a report needs it: candidates in order, and final records.
 
-A record with a `search` summary is a final one: the winner a run ended with. All others are candidates; those of
+A record whose `search` sums one up is a final one: the winner a run ended with. All others are candidates; those of
 one file, problem, place, device, seed and command form a series, in the order of the file. A sweep
 is a series too, whose order means nothing.
 """
@@ -24,6 +24,7 @@ from normgen.records.winners import record_folders, state_folder
 from normgen.schedule.schedule import Schedule
 from normgen.studies.sweep_file import Sweep, is_sweep, read_sweep
 from normgen.trials.file import peeked, read
+from normgen.trials.kept import NAME as TRIALS
 from normgen.trials.trial import Trial, trial_of
 
 SEARCH, SWEEP = "search", "sweep"
@@ -144,7 +145,7 @@ def gather(files: Sequence[Path]) -> Evidence:
 
 def known_files() -> list[Path]:
     """This user's run files, oldest first, then all files of winners, the sweeps that ship, and a clone's benches."""
-    runs = sorted((state_folder() / "runs").glob("*/*.jsonl"))
+    runs = sorted(path for path in (state_folder() / "runs").glob("*/*.jsonl") if path.name != TRIALS)
     winners = [path for folder in record_folders() for path in sorted(folder.glob("*.jsonl"))]
     generated = shipped("generated")
     return [*runs, *winners, *sorted(generated.glob("sweeps/*.xz")), *sorted(generated.glob("evidence/bench_*.json"))]
@@ -156,8 +157,8 @@ def is_bench(path: Path) -> bool:
 
 
 def is_final(record: Record) -> bool:
-    """The record says what its search did: it is what a run ended with."""
-    return bool(record.search)
+    """The record sums its search up: it is what a run ended with. A candidate says how it was chosen and timed."""
+    return "trials" in record.search
 
 
 def series_of(candidates: Iterable[Record], *, source: str) -> list[Series]:

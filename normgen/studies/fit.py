@@ -25,11 +25,11 @@ from normgen.errors import UsageError
 from normgen.knobs import LoadHint, StoreHint
 from normgen.problem.problem import Problem
 from normgen.records.place import DEFAULT_PLACE, Place
-from normgen.records.winners import kept
+from normgen.records.record import Outcome
 from normgen.schedule.many import Schedules
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
-from normgen.studies.sweep_file import is_sweep, read_sweep
+from normgen.studies.trial_files import read_trials
 
 FIXED = (
     "base_registers",
@@ -66,7 +66,7 @@ class TimedProblem:
 
 
 def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[TimedProblem]:
-    """Problems and their timed schedules from sweeps and files of records; `thinned`: as many as a fit needs.
+    """Problems and their timed schedules from any files of trials; `thinned`: as many as a fit needs.
 
     Raises UsageError for files without measured schedules.
     """
@@ -79,16 +79,11 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[TimedP
         found[name][3][s] = us
 
     for path in paths:
-        if is_sweep(path):
-            sweep = read_sweep(path)
-            for point in sweep.points:
-                if point.us is not None:
-                    us = point.us - (sweep.chain_us or 0.0)  # the model predicts prices
-                    add(sweep.problem, sweep.place, sweep.device, point.schedule, us)
-        else:
-            for record in kept(path):
-                if record.measured and record.cost_us is not None:
-                    add(record.problem.as_dict(), record.place, record.device, record.schedule, record.cost_us)
+        for trial in read_trials(path):
+            if trial.measured and trial.outcome is Outcome.OK and (us := trial.cost_us) is not None:  # of a price
+                assert trial.question is not None
+                assert trial.device is not None
+                add(trial.question, trial.place or DEFAULT_PLACE, trial.device, trial.schedule, us)
     if not found:
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))
     chosen = _thinned if thinned else lambda us: list(us.items())

@@ -2,14 +2,20 @@
 
 A line of a file has only what is not at its default; device, versions and what every trial shares stand in the head.
 
-schedule, chosen     the knobs that are not plain; how the schedule came to be tried: "default", "sample", "model", ...
+schedule, chosen     the knobs that are not plain; how the schedule came to be tried: the "default"; a "record" that was
+                     known; among the first by the cost "model"; by the "search", its "polish" of the best, or a "tune"
+                     that did not keep which; the "counterpart" of the best with or without statistics; a legal one at
+                     "random"; by "hand"; as the known winner of a "tuned" problem; of a sweep's "sample"
 outcome, reason      as a record's
 us, base_us          median T, and T0 of the same run; alone the time of a launch, and 0; of a prediction, the model's
+ratio                of a race whose µs were not kept: T over that of another one of its run
 price_us, low, high  T - T0 over the rounds; 95 % interval of the price, or of what stands in its place
 registers, spill_bytes    of a thread: the most of its kernels; the sum
 error                largest error of any tensor, as a fraction of its bound
 twin                 an earlier schedule with the same machine code, whose figures these are
-question, place      plain values as of a record, and where it was timed; where the head does not say them for all
+question, place      plain values as of a record, and where it was timed
+run                  of one name, and of one question, times may be compared
+device, versions     plain values as of a record; these five where the head does not say them for all
 """
 
 from __future__ import annotations
@@ -36,6 +42,7 @@ class Trial:
     outcome: Outcome = Outcome.OK
     us: float | None = None
     base_us: float = 0.0
+    ratio: float | None = None
     price_us: float | None = None
     low: float | None = None
     high: float | None = None
@@ -46,13 +53,16 @@ class Trial:
     twin: Schedule | None = field(default=None, metadata=SPELLED)
     question: Mapping[str, Any] | None = field(default=None, hash=False)
     place: Place | None = None
+    run: str = ""
+    device: Mapping[str, Any] | None = field(default=None, hash=False)
+    versions: Mapping[str, str] | None = field(default=None, hash=False)
 
     SPARSE = True
 
     def __post_init__(self) -> None:
-        for name in ("us", "registers", "spill_bytes"):
+        for name in ("us", "ratio", "registers", "spill_bytes"):
             value = getattr(self, name)
-            if value is not None and not (0 < value < float("inf") if name == "us" else value >= 0):
+            if value is not None and not (0 < value < float("inf") if name in ("us", "ratio") else value >= 0):
                 raise ValueError(f"{name} is a number above 0: {value!r}")
 
     @property
@@ -62,7 +72,7 @@ class Trial:
     @property
     def measured(self) -> bool:
         """A GPU timed it."""
-        return self.us is not None and self.outcome is not Outcome.PREDICTED
+        return (self.us or self.ratio) is not None and self.outcome is not Outcome.PREDICTED
 
     @property
     def cost_us(self) -> float | None:

@@ -1,5 +1,9 @@
 """One tuning run on a GPU: batches are proposed, compiled, checked, timed; then the best few are confirmed.
 
+Between the two come a few legal points drawn at random. All other points of a run were picked by somebody's opinion,
+so that what learns from them learns nothing about the rest; the drawn ones are a fair sample of what the search left.
+The search never hears of them, but one that is the fastest wins.
+
 While one batch runs on the GPU the next one compiles. A batch is proposed when the one before the last has been
 told, never earlier or later, so the proposals do not depend on which compilation ends first.
 
@@ -9,6 +13,7 @@ A kernel that faults is out: it is recorded with the cause, whatever it was part
 from __future__ import annotations
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,10 +28,13 @@ from normgen.tuning.candidate import Built, Candidate, Checked, Failed, Proposed
 from normgen.tuning.finals import CampaignEnd, confirm
 from normgen.tuning.hearing import Hearing
 from normgen.tuning.progress import Standing
+from normgen.tuning.search.search import Proposal
 from normgen.tuning.standings import Reference
 
 BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
-Batch = list[tuple[int, Candidate]]  # each with the number of its proposal
+RANDOM = 8  # drawn points at most, one for each batch: a fair sample of 300 problems is then 2400 timings
+RANDOM_SHARE = 0.05  # of a run's time, which they take at most
+Batch = list[tuple[int | None, Candidate]]  # each with the number of its proposal; None: of no search
 
 
 class Campaign(Hearing):
@@ -35,7 +43,10 @@ class Campaign(Hearing):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._waiting: deque[Batch] = deque()
-        self._asked = 0
+        self._asked = self._evaluated = 0
+        self._tried: set[str] = set()
+        size = len(self.search.legal)
+        self._drawn = random.Random(self.run.seed).sample(range(size), min(size, self.run.trials + RANDOM))
 
     def ask_ahead(self) -> None:
         """Keep two batches in flight, one on the GPU and one in the compiler; the first two need no device yet."""
@@ -43,6 +54,8 @@ class Campaign(Hearing):
             batch = self._ask(min(BATCH, self.run.trials - self._asked))
             if not batch:
                 return
+            for index in self._untried()[self._asked // BATCH : RANDOM][:1]:  # one is compiled behind each batch
+                self.builder.ahead(self.search.legal[index])
             self._asked += len(batch)
             self._waiting.append(batch)
 
@@ -54,7 +67,7 @@ class Campaign(Hearing):
         """
         try:
             self._measure_roof()
-            for number, batch in enumerate(self._batches()):
+            for number, batch in enumerate(itertools.chain(self._batches(), self._random())):
                 self._evaluate(number, batch)
             if not self.standings.usable:
                 received, hint = self.run.counted, "the record file has each candidate's reason"
@@ -101,12 +114,38 @@ class Campaign(Hearing):
                 return
             yield self._waiting.popleft()
 
+    def _random(self) -> Iterator[Batch]:
+        """The first drawn points that the search did not try, one for each of its batches: nothing where time is short.
+
+        A kernel takes what one of the search took to check and to time, on average.
+        """
+        took_s = sum(self.run.clock.phases_s.get(name, 0.0) for name in ("verify", "time"))
+        affordable = RANDOM_SHARE * self.run.clock.elapsed_s * self._evaluated
+        left = self._untried()
+        count = min(self._asked // BATCH, RANDOM, int(affordable / took_s) if took_s else RANDOM)
+        if count and left and self.standings.usable and self.has_time():
+            with self.run.clock.phase("emit"):
+                batch: Batch = [(None, self._begun(self._drawn_point(i))) for i in left[:count]]
+            yield batch
+
+    def _untried(self) -> list[int]:
+        return [i for i in self._drawn if self.search.legal[i].key not in self._tried]
+
+    def _drawn_point(self, index: int) -> Proposed:
+        us = float(self.search.predicted[index])
+        return Proposed(schedule=self.search.legal[index], predicted_us=us, chosen="random")
+
     def _ask(self, count: int) -> Batch:
         """Proposals, in compilation unless an earlier run knows them."""
         with self.run.clock.phase("ask"):
             asked = self.search.ask(count)
         with self.run.clock.phase("emit"):
-            return [(p.number, self._begun(Proposed(schedule=p.schedule, predicted_us=p.predicted_us))) for p in asked]
+            self._tried |= {p.schedule.key for p in asked}
+            return [(p.number, self._begun(self._proposed(p))) for p in asked]
+
+    def _proposed(self, point: Proposal) -> Proposed:
+        chosen = "default" if point.schedule == self.default else point.chosen
+        return Proposed(schedule=point.schedule, predicted_us=point.predicted_us, chosen=chosen)
 
     def _begun(self, candidate: Proposed) -> Candidate:
         known = self.run.recall(candidate, self.builder.text_of)
@@ -118,6 +157,7 @@ class Campaign(Hearing):
     def _evaluate(self, number: int, batch: Batch) -> None:
         """Wait for the batch's cubins, check, time, record and tell."""
         phase = self.run.clock.phase
+        self._evaluated += len(batch)
         with phase("compile (waiting)"):
             states = [self.builder.finish(c) if isinstance(c, Proposed) else c for _, c in batch]
         with self.turn():
@@ -200,8 +240,8 @@ class Campaign(Hearing):
                 return Reference(key=timed.key, text=timed.text, baseline_us=us)
         return Reference(key=checked[0].key, text=checked[0].text, baseline_us=None)
 
-    def _settle(self, trial: int, state: Candidate) -> None:
-        """Record the candidate and tell the search; one with another's code shares that one's fate."""
+    def _settle(self, trial: int | None, state: Candidate) -> None:
+        """Record the candidate and tell the search that asked; one with another's code shares that one's fate."""
         if isinstance(state, Twin):
             state = state.like(self.standings.settled[state.first])
             self.run.counts["same_code"] += 1
@@ -210,7 +250,8 @@ class Campaign(Hearing):
         assert isinstance(state, Timed | Failed), "what was checked was timed, or failed"
         self.run.keep(state, **self.standings.roof.evidence, search=self.conditions)
         us = state.times_us.rounded if isinstance(state, Timed) else None
-        self.search.tell(trial, us, reason=state.reason, is_wrong=state.outcome is Outcome.WRONG_RESULT)
+        if trial is not None:
+            self.search.tell(trial, us, reason=state.reason, is_wrong=state.outcome is Outcome.WRONG_RESULT)
 
     def _forget_losers(self) -> None:
         """Graphs cost device memory: keep those that may come to the confirmation."""

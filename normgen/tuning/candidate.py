@@ -28,12 +28,14 @@ class Candidate:
 
     name  the key of one that is not loaded under its schedule's
     text  identity of what was emitted
+    chosen  how its schedule came to be tried, as of a `Trial`
     """
 
     schedule: Schedule
     predicted_us: float | None = None
     name: str = ""
     text: str = ""
+    chosen: str = ""
 
     @property
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -39,9 +40,23 @@ class Builder:
         self._done: dict[str, Finished] = {}
         self._by_text: dict[str, str] = {}
         self._by_code: dict[str, str] = {}
+        self._ahead: dict[str, tuple[Module, Future[Cubin]]] = {}
 
     def text_of(self, schedule: Schedule) -> str:
         return text_of(self._problem, schedule, self._emit)
+
+    def ahead(self, schedule: Schedule) -> None:
+        """Emit and compile a schedule that may be begun later, when it is ready; until then it is nobody's twin."""
+
+        def make() -> None:
+            with contextlib.suppress(NormgenError):  # it is refused when it is begun
+                module = self._emit(self._problem, schedule)
+                self._ahead[schedule.key] = module, self._submit(module)
+
+        if self._emitter is None:
+            make()
+        else:
+            self._emitter.submit(make)
 
     def begin(self, candidate: Proposed) -> None:
         """Emit the candidate and start its compilation; with an emitter, in its thread."""
@@ -52,15 +67,16 @@ class Builder:
             self._begun[candidate.key] = self._emitter.submit(self._start, candidate).result
 
     def _start(self, candidate: Proposed) -> _Begun:
+        module, compiling = self._ahead.pop(candidate.key, (None, None))
         try:
-            module = self._emit(self._problem, candidate.schedule)
+            module = module or self._emit(self._problem, candidate.schedule)
         except NormgenError as error:
             return candidate.failed(Outcome.ILLEGAL, str(error))
         text = identity_of(module)
         first = self._by_text.setdefault(text, candidate.key)
         if first != candidate.key:
             return candidate.twin_of(first, text)
-        return candidate, module, text, self._submit(module)
+        return candidate, module, text, compiling or self._submit(module)
 
     def finish(self, candidate: Candidate, *, timeout_s: float | None = None) -> Finished:
         """Wait for the candidate's cubin; a refused text, or one that takes too long, is a failure."""

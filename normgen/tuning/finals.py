@@ -108,7 +108,7 @@ def _counterpart(hearing: Hearing, chosen: Sequence[Checked]) -> list[Checked]:
         return []
     if any(c.schedule == schedule for c in (*chosen, *hearing.standings.failed)):
         return []
-    built = hearing.builder.rebuilt(Proposed(schedule=schedule, predicted_us=leader.predicted_us))
+    built = hearing.builder.rebuilt(Proposed(schedule=schedule, predicted_us=leader.predicted_us, chosen="counterpart"))
     found = built if isinstance(built, Failed) else hearing.admit(built)
     if isinstance(found, Checked):
         return [found]

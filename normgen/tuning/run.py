@@ -127,7 +127,9 @@ class TuningRun:
         self.progress.note(text)
 
     def record(self, candidate: Settled, **evidence: Any) -> Record:
-        """The candidate's record, with what the run knows."""
+        """The candidate's record, with what the run knows; `search` says how it was chosen too."""
+        if candidate.chosen:
+            evidence["search"] = {**evidence.get("search", {}), "chosen": candidate.chosen}
         return Record(
             problem=self.problem.question,
             place=self.place,

@@ -21,9 +21,12 @@ from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting, place_named
 from normgen.records.questions import tune_command
 from normgen.records.record import Record
-from normgen.records.winners import adopt, gpu_slug, spec_path, state_folder
+from normgen.records.winners import adopt, gpu_slug, read, spec_path, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.spec.given import Given, spec_of
+from normgen.trials.file import write
+from normgen.trials.kept import NAME as TRIALS
+from normgen.trials.kept import append, joined, of_records
 from normgen.trials.versions import environment
 from normgen.tuning.compile import text_of
 from normgen.tuning.measured import measure_on_gpu
@@ -215,6 +218,11 @@ def conclude(
     text_now = partial(text_of, run.problem, emit=emit)
     with run.keeping("the winner among this user's records"):
         adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
+    if run.measured:
+        with run.keeping("the trials"):
+            found = joined(of_records([*read(run.candidates_path).records, *records], run.folder.name))
+            write(run.folder / TRIALS, found)
+            append(state_folder() / TRIALS, found.trials)
     run.finish()
     default = default_schedule(run.problem, run.device)
     return Result(

@@ -25,10 +25,9 @@ from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.evaluate import first_choice
 from normgen.studies.fit import read_measured
-from tests.races import races
+from tests.races import TIMED, races
 
 SWEEPS = sorted((Path(__file__).parents[2] / "generated" / "sweeps").glob("*.jsonl.xz"))
-CANDIDATES = Path(__file__).parents[1] / "data" / "candidates_h200.jsonl.xz"
 H200 = TARGETS["h200"]
 
 
@@ -153,7 +152,7 @@ def test_the_first_choice_of_a_shipped_sweep_is_near_its_optimum(path: Path) -> 
 
 def test_the_first_choice_at_problems_outside_the_fit_is_within_10_percent_in_the_median() -> None:
     """Candidates of tunes in place on an H200 whose problems were not fitted to, forward, decode and backward."""
-    ratios = [first_choice(measured).ratio for measured in read_measured([CANDIDATES], thinned=False)]
+    ratios = [first_choice(measured).ratio for measured in read_measured([TIMED], thinned=False)]
     assert len(ratios) == 35
     assert np.median(ratios) <= 1.10
     assert np.quantile(ratios, 0.9) <= 1.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
+from normgen.studies.trial_files import read_trials
 from normgen.verify import check
 from tests.codegen.kernels import KERNELS
 from tests.codegen.test_language import GROUPS
@@ -361,7 +363,7 @@ def test_a_tuning_run_ends_with_a_measured_winner(tmp_path: Path, monkeypatch: p
     from normgen.tuning import tune
 
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
-    result = tune(shape="2048x768", trials=24, budget_s=60, device=0)
+    result = tune(shape="2048x768", trials=24, budget_s=60, device=0, reuse=False)
     assert result.measured
     assert result.default is not None
     assert result.record.times_us is not None
@@ -372,8 +374,13 @@ def test_a_tuning_run_ends_with_a_measured_winner(tmp_path: Path, monkeypatch: p
     assert 0 < result.record.price_us.median < result.record.us  # type: ignore[operator]
     assert result.record.alone_us is not None
     candidates = read(result.candidates_path)
-    assert len(candidates.records) == 24
+    chosen = Counter(r.search["chosen"] for r in candidates.records)
+    assert sum(chosen.values()) - chosen["random"] == 24
+    assert chosen["random"] == 24 // 8  # one for each batch
     assert not candidates.damaged
+    trials = read_trials(result.candidates_path.with_name("trials.jsonl"))
+    assert len([t for t in trials if t.price_us is not None]) == len(result.finalists)
+    assert sum(t.chosen == "random" and t.measured for t in trials) >= chosen["random"]
     assert result.record_path is not None
     assert [r.schedule for r in read(result.record_path).records] == [result.record.schedule]
     assert result.record.percent_of_roof is not None

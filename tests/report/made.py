@@ -53,7 +53,8 @@ def record(problem: Question, schedule: Schedule, us: float | None, **changes: A
 
 
 def candidates(problem: Question, **changes: Any) -> list[Record]:
-    """Twelve candidates, slowest first; the third and the eighth fail."""
+    """Twelve candidates, slowest first, with what a tune says of each; the third and the eighth fail."""
+    changes = {"search": {"policy": SEARCH.get("policy"), "chosen": "search"}} | changes
     ordered = sorted(SCHEDULES, key=us_of, reverse=True)
     made = [record(problem, s, None if i in FAILED else us_of(s), **changes) for i, s in enumerate(ordered)]
     return [replace(r, outcome=FAILED[i], reason="NVRTC <b>") if i in FAILED else r for i, r in enumerate(made)]

@@ -10,6 +10,8 @@ import pytest
 from normgen.errors import NothingValidError, UsageError
 from normgen.records.record import Outcome
 from normgen.report.evidence import gather
+from normgen.trials.file import write
+from normgen.trials.kept import joined, of_records
 from tests.report import made
 
 
@@ -85,6 +87,7 @@ def test_without_files_the_runs_and_winners_of_this_user_are_read(
     monkeypatch.setattr("normgen.report.evidence.shipped", lambda name: tmp_path / name)
     made.write(tmp_path / "runs" / "a" / "candidates.jsonl", made.candidates(made.key()))
     made.write(tmp_path / "runs" / "a" / "winner.jsonl", [made.winner(made.key())])
+    write(tmp_path / "runs" / "a" / "trials.jsonl", joined(of_records(made.candidates(made.key()), "a")))
     made.write(tmp_path / "records" / "h200.jsonl", [made.winner(made.key())])
     evidence = gather([])
     assert (len(evidence.series), len(evidence.finals), len(evidence.sources)) == (1, 1, 3)

@@ -17,11 +17,11 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.evaluate import first_choice, lines, summary
 from normgen.studies.fit import TimedProblem
+from tests.races import TIMED
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("rmsnorm"), shape="4096x4096", dtype="bf16")
 BASE = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0)
-CANDIDATES = Path(__file__).parents[1] / "data" / "candidates_h200.jsonl.xz"
 
 
 def measured(*us: tuple[Schedule, float]) -> TimedProblem:
@@ -57,7 +57,7 @@ def test_the_command_judges_recorded_candidates_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        cli.main(["calibrate", "--evaluate", str(CANDIDATES), "--json"])
+        cli.main(["calibrate", "--evaluate", str(TIMED), "--json"])
     assert end.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["choices"]) == 35
@@ -66,7 +66,7 @@ def test_the_command_judges_recorded_candidates_and_writes_nothing(
     worse = tmp_path / "worse.json"  # nothing but the launch counts: the model cannot tell schedules apart
     write_constants(worse, replace(Constants(), launch_us=1e6), device="made up", evidence={})
     with pytest.raises(SystemExit):
-        cli.main(["calibrate", "--evaluate", str(CANDIDATES), "--from", str(worse), "--json"])
+        cli.main(["calibrate", "--evaluate", str(TIMED), "--from", str(worse), "--json"])
     blind = json.loads(capsys.readouterr().out)
     means = [sum(choice["ratio"] for choice in told["choices"]) / 35 for told in (found, blind)]
     assert means[0] < means[1] - 0.03  # 1.122 and 1.162: of what a search had chosen already

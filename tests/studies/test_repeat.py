@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -72,15 +73,15 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
     assert end.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert [t["seed"] for t in found["tunes"]] == [0, 1]
-    assert all(t["candidates"] == 8 for t in found["tunes"]), "nothing is taken over from the tune before"
+    assert all(8 <= t["candidates"] <= 9 for t in found["tunes"]), "all are tried again, and one is drawn behind them"
     for one in found["tunes"]:
-        assert 0 < one["timed"] <= 8
+        assert 0 < one["timed"] <= one["candidates"]
         assert one["phases_s"]["all"] <= one["wall_s"]
         assert one["us"] > COPY_US
         assert next(iter(one["finalists"])) == one["winner"]
         assert len(one["finalists"]) > 1
     assert 1.0 <= found["worst_ratio"] < 1.3
-    assert found["median_candidates"] == 8
+    assert found["median_candidates"] == statistics.median(t["candidates"] for t in found["tunes"])
     assert found["noise_floor"] < 0.05
     assert not found["best"]["of_sweep"]
 

@@ -347,5 +347,5 @@ def test_a_damaged_or_exploding_file_is_refused_in_one_sentence(
 ) -> None:
     file = tmp_path / "sweep.jsonl.xz"
     file.write_bytes(damaged(damage))
-    with pytest.raises(UsageError, match=r"a results file is what `normgen sweep` wrote|a fit needs measured"):
+    with pytest.raises(UsageError, match=r"what `normgen sweep` wrote|a file of records has at least one"):
         reads(file)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import normgen.tuning.campaign as campaigns
 from normgen.codegen.module import KernelEntry, Launch, Module
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS
@@ -20,7 +23,7 @@ from normgen.measure.timing import Policy
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place
-from normgen.records.record import Outcome
+from normgen.records.record import Outcome, Record
 from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -414,6 +417,93 @@ def test_two_runs_with_one_seed_agree_on_every_proposal(run: TuningRun) -> None:
         campaign.finish()
         proposals.append([t.params for t in campaign.search.study.get_trials()])
     assert proposals[0] == proposals[1]
+
+
+def test_a_record_says_how_its_schedule_was_chosen(run: TuningRun) -> None:
+    given = LEGAL[100]
+    search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, given), seed=run.seed)
+    campaign = campaign_on(run, SimulatedBench(), search=search)
+    finish = campaign.finish()
+    records = read(run.folder / "candidates.jsonl").records
+    how = {r.schedule: r.search["chosen"] for r in records}
+    assert (how[DEFAULT], how[given]) == ("default", "record")
+    by_model = [r.predicted_us for r in records if r.search["chosen"] == "model" and r.schedule.variance == "two_pass"]
+    assert max(by_model) < np.median(PREDICTED)
+    counts = Counter(how.values())
+    assert set(counts) == {"default", "record", "model", "search", "polish", "random"}
+    assert counts["default"] == counts["record"] == 1
+    assert counts["search"] > counts["polish"] > 0  # two polished of each batch of eight at least
+    assert {r.search["chosen"] for r in finalist_records(campaign, finish)} <= set(counts)
+
+
+def test_points_drawn_at_random_are_timed_behind_the_search_which_does_not_hear_of_them(
+    run: TuningRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tuned(seed: int) -> tuple[list[Any], list[Record]]:
+        before = len(read(run.candidates_path).records)
+        campaign = campaign_on(run, SimulatedBench(seed=seed))
+        campaign.finish()
+        return [t.params for t in campaign.search.study.get_trials()], read(run.candidates_path).records[before:]
+
+    proposals, records = tuned(0)
+    drawn = [r for r in records if r.search["chosen"] == "random"]
+    assert 6 <= len(drawn) <= campaigns.RANDOM
+    assert records[-len(drawn) :] == tuple(drawn)
+    assert len(records) == len(proposals) + len(drawn)
+    assert len({r.schedule for r in records}) == len(records)
+    # A fair sample of what the search left: the order of the draw without what was tried.
+    order = random.Random(run.seed).sample(range(len(LEGAL)), run.trials + campaigns.RANDOM)
+    tried = {r.schedule for r in records} - {r.schedule for r in drawn}
+    assert [r.schedule for r in drawn] == [s for i in order if (s := LEGAL[i]) not in tried][: len(drawn)]
+    monkeypatch.setattr(campaigns, "RANDOM", 0)
+    without, records = tuned(0)
+    assert without == proposals
+    assert {r.search["chosen"] for r in records} == {"default", "model", "search", "polish"}
+
+
+def test_a_drawn_point_that_is_the_fastest_wins_and_one_that_is_wrong_is_recorded(run: TuningRun) -> None:
+    campaign_on(run, SimulatedBench()).finish()
+    first = [r for r in read(run.candidates_path).records if r.search["chosen"] == "random"]
+    fast, wrong = [r.schedule.key for r in first if r.outcome is Outcome.OK][:2]
+
+    class Bench(SimulatedBench):
+        def load(self, key: str, module: Module, cubin: Cubin) -> None:
+            super().load(key, module, cubin)
+            if key == fast:
+                self.truth[key] = 0.5 * OPTIMUM
+
+        def check(self, key: str, *, full: bool) -> Check:
+            return Check(ok=False, summary="no", error={"y": 2.0}) if key == wrong else super().check(key, full=full)
+
+    finish = campaign_on(run, Bench()).finish()
+    assert finish.winner.key == fast
+    last = {r.schedule.key: r for r in read(run.candidates_path).records}
+    assert last[wrong].outcome is Outcome.WRONG_RESULT
+    assert last[wrong].search["chosen"] == "random"
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.0, 0), (1e9, 8)])
+def test_drawn_points_take_no_more_than_their_share_of_the_time(
+    run: TuningRun, monkeypatch: pytest.MonkeyPatch, share: float, most: int
+) -> None:
+    monkeypatch.setattr(campaigns, "RANDOM_SHARE", share)
+    campaign_on(run, SimulatedBench()).finish()
+    drawn = [r for r in read(run.candidates_path).records if r.search["chosen"] == "random"]
+    assert (len(drawn) > 0) == (most > 0)
+    assert len(drawn) <= most
+
+
+def test_a_drawn_point_that_the_search_asks_for_first_is_compiled_once_and_is_the_searchs(run: TuningRun) -> None:
+    begun: list[str] = []
+    order = random.Random(run.seed).sample(range(len(LEGAL)), run.trials + campaigns.RANDOM)
+    asked = LEGAL[order[0]]
+    search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, asked), seed=run.seed)
+    campaign_on(
+        run, SimulatedBench(), search=search, submit=lambda m: begun.append(m.kernels[0].name) or compile_now(m)
+    ).finish()
+    records = [r for r in read(run.candidates_path).records if r.schedule == asked]
+    assert [r.search["chosen"] for r in records] == ["record"]
+    assert begun.count(f"layernorm_{asked.key}") == 1
 
 
 def test_the_search_is_told_prices_and_the_best_is_the_chains_time(run: TuningRun) -> None:

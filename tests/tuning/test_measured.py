@@ -24,6 +24,8 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import with_default
 from normgen.spec.reader import load
+from normgen.trials.file import read as read_trials
+from normgen.trials.kept import Trials
 from normgen.trials.versions import environment
 from normgen.tuning import measured, tuner
 from normgen.tuning.progress import Silent
@@ -91,7 +93,7 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     default = default_schedule(PROBLEM, H200)
     assert default in [r.schedule for r in records]
     kept = read(path).records
-    assert len(kept) == 32
+    assert sum(r.search["chosen"] != "random" for r in kept) == 32
     assert kept[0].schedule == default
     assert {"variance=guarded" in str(r.schedule) for r in kept} == {True, False}
 
@@ -102,7 +104,9 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     assert winner.schedule in [r.schedule for r in again]
     with opened(database) as storage:
         study = optuna.load_study(study_name=path.parent.name, storage=storage)
-        assert [Schedule(**t.params) for t in study.get_trials()] == [r.schedule for r in read(path).records]
+        assert [Schedule(**t.params) for t in study.get_trials()] == [
+            r.schedule for r in read(path).records if r.search["chosen"] != "random"
+        ]
         assert study.user_attrs["device"] == H200.name
 
 
@@ -111,6 +115,42 @@ def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
     others = [Schedule(threads_per_row=64), Schedule(threads_per_row=128)]
     assert with_default(others, default) == [default, *others]
     assert with_default([*others, default], default) == [*others, default]
+
+
+def test_every_tune_keeps_its_trials_in_its_folder_and_in_one_file_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr("normgen.records.results.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(process, "BENCH", f"{__name__}:PredictedBench")
+    monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
+    monkeypatch.setattr(tuner, "environment", lambda *, measured: environment(measured=False))  # noqa: ARG005
+    result = tuner.tune(shape="8x1024x768", trials=16)
+    run = read_trials(Trials, result.candidates_path.with_name("trials.jsonl"), is_strict=True)
+    records = read(result.candidates_path).records
+    searched, confirmed = run.trials[: len(records)], run.trials[len(records) :]
+    assert [(t.schedule, t.chosen, t.outcome, t.us) for t in searched] == [
+        (r.schedule, r.search["chosen"], r.outcome, r.us) for r in records
+    ]
+    assert {t.schedule for t in confirmed} == {r.schedule for r in result.finalists}
+    for trial in confirmed:
+        assert trial.price_us is not None
+        assert trial.low <= trial.price_us <= trial.high
+        assert trial.base_us > 0
+        assert trial.registers > 0
+    assert searched[0].chosen == "default"
+    assert (run.common.question, run.common.run) == (PROBLEM.question.as_dict(), result.candidates_path.parent.name)
+    assert (run.device["name"], dict(run.versions)) == (H200.name, dict(result.record.versions))
+    grown = tmp_path / "trials.jsonl"
+    assert read_trials(Trials, grown, is_strict=True).trials == run.trials
+
+    again = tuner.tune(shape="8x1024x768", trials=16)  # takes over all that the first one timed, but for the finalists
+    found = read_trials(Trials, again.candidates_path.with_name("trials.jsonl"), is_strict=True).trials
+    assert {t.schedule for t in found if t.price_us} == {r.schedule for r in again.finalists}
+    taken = {r.schedule for r in read(again.candidates_path).records if r.search.get("reused")}
+    assert taken
+    assert not taken & {t.schedule for t in found if not t.price_us}
+    assert read_trials(Trials, grown, is_strict=True).trials == (*run.trials, *found)
 
 
 def test_the_phases_of_a_measured_run_add_up_to_its_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from normgen.device import TARGETS
 from normgen.measure.isolation.turns import turn
 from normgen.measure.timing import Policy
 from normgen.records.place import Place
-from normgen.records.record import Outcome
+from normgen.records.record import Outcome, Record
 from normgen.records.winners import read, state_folder
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.measured import memory_of
@@ -107,6 +107,11 @@ def killed_behind(process: BaseProcess, folder: Path, lines: int) -> bool:
     return killed_at(process, 0)
 
 
+def searched(file: Path) -> list[Record]:
+    """What the search of a run proposed: how many points are drawn at random behind it is a matter of time."""
+    return [r for r in read(file).records if r.search["chosen"] != "random"]
+
+
 def candidate_files(folder: Path) -> list[Path]:
     return list(folder.glob("state/runs/*/candidates.jsonl"))
 
@@ -119,7 +124,7 @@ def test_a_measured_run_killed_at_any_moment_goes_on_and_measures_nothing_again(
     length_s = time.monotonic() - start
     assert process.exitcode == 0
     whole = json.loads((tmp_path / "whole.json").read_text())
-    proposed = {r.schedule for r in read(Path(whole["folder"]) / "candidates.jsonl").records}
+    proposed = {r.schedule for r in searched(Path(whole["folder"]) / "candidates.jsonl")}
     moments = random.Random(1)
     kills = partly = 0
     for number in range(KILLS):
@@ -142,8 +147,10 @@ def test_a_measured_run_killed_at_any_moment_goes_on_and_measures_nothing_again(
             assert len(candidate_files(folder)) <= 2  # two only where the kill came before the first one was named
         kept = read(Path(result["folder"]) / "candidates.jsonl")
         assert not kept.damaged
-        assert len(kept.records) == len({r.schedule for r in kept.records}) == TRIALS
-        assert {r.schedule for r in kept.records} == proposed  # the search went the way it would have gone
+        assert len(kept.records) == len({r.schedule for r in kept.records})
+        found = searched(Path(result["folder"]) / "candidates.jsonl")
+        assert len(found) == TRIALS
+        assert {r.schedule for r in found} == proposed  # the search went the way it would have gone
         assert result["winner"] == whole["winner"]
     assert kills >= KILLS // 4
     assert partly >= KILLS // 4
@@ -163,7 +170,7 @@ def test_a_run_resumed_from_any_line_proposes_what_it_would_have_proposed(tmp_pa
     assert rest["folder"] == whole["folder"]
     again = path.read_text().splitlines(keepends=True)
     assert again[:lines] == written[:lines]
-    schedules = [[json.loads(line)["schedule"] for line in some] for some in (written, again)]
+    schedules = [[json.loads(line)["schedule"] for line in some][:TRIALS] for some in (written, again)]
     assert schedules[0] == schedules[1]
     assert rest["winner"] == whole["winner"]
     assert path.with_name("candidates.jsonl.damaged").exists() == (lines < TRIALS)
@@ -180,7 +187,7 @@ def test_two_processes_on_one_problem_share_their_results(tmp_path: Path) -> Non
     for result in results:
         kept = read(Path(result["folder"]) / "candidates.jsonl")
         assert not kept.damaged
-        assert len(kept.records) == TRIALS
+        assert len(searched(Path(result["folder"]) / "candidates.jsonl")) == TRIALS
     (shared,) = (tmp_path / "cache" / "results").rglob("*.jsonl")
     reading = read(shared)
     assert not reading.damaged
@@ -194,10 +201,10 @@ def test_a_second_run_times_only_what_is_new_and_the_finalists(tmp_path: Path) -
         process.join()
         assert process.exitcode == 0
     second = json.loads((tmp_path / "two.json").read_text())
-    assert second["counts"]["reused"] == TRIALS - second["counts"].get("launch_error", 0)
+    kept = read(Path(second["folder"]) / "candidates.jsonl").records
+    assert second["counts"]["reused"] == len(kept) - second["counts"].get("launch_error", 0) > TRIALS // 2
     assert set(timed(tmp_path, "two")) <= {DEFAULT.key, *second["finalists"]}
     assert len(set(timed(tmp_path, "three"))) > TRIALS // 2
-    kept = read(Path(second["folder"]) / "candidates.jsonl").records
     assert all(r.search.get("reused") for r in kept if r.outcome is not Outcome.LAUNCH_ERROR)
 
 

@@ -36,6 +36,7 @@ _SEARCH = ("setting", "context", "trials", "seed", "target", "output", "replace"
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m; with --suite for each problem.")
 @seed_option
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
+@click.option("--push", type=click.Path(file_okay=False, path_type=Path), help="Copy what was timed into this folder.")
 @click.option("--replace", is_flag=True, help="A header there of another spec of this name gives way.")
 @click.option("--resume", is_flag=True, help="Go on with the last run, or suite, that asked the same and was killed.")
 @click.option("--reuse/--no-reuse", default=True, help="Take over times other runs measured under the same conditions.")
@@ -66,6 +67,9 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
     terms = {"budget_s": parse_seconds(options["budget"])}
     device = parse_device(options["device"])
     if suite is not None or options["engine"]:
+        if options["push"]:
+            hint = "`normgen trials push FOLDER` copies what runs have timed"
+            raise UsageError("--push belongs to --shape", received=str(options["push"]), hint=hint)
         code = _loaded().tune_suite(as_json, suite, options)
     else:
         for name in ("only", "gpus", "restart"):
@@ -73,10 +77,12 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
                 raise UsageError(f"--{name} belongs to --suite", received=str(options[name]))
         arguments = problem_arguments(options) | {name: options[name] for name in _SEARCH} | terms
         if options["rows"] is not None:
-            code = _loaded().tune_rows(as_json, options["op"], options["rows"], arguments | {"device": device})
+            asked = arguments | {"device": device}
+            code = _loaded().tune_rows(as_json, options["op"], options["rows"], asked, push_to=options["push"])
         else:
             with Start(device) as start:
-                code = _loaded().tune_one(as_json, options["op"], arguments | {"start": start})
+                asked = arguments | {"start": start}
+                code = _loaded().tune_one(as_json, options["op"], asked, push_to=options["push"])
     if code:
         sys.exit(code)
 

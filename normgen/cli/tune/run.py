@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normgen.cli.options import parse_names, parse_seconds, parse_whole, show
@@ -10,10 +11,22 @@ from normgen.cli.text.suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
 from normgen.engines.vllm_sizes import ROWS, calls_of, read_config, suite_of
-from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError, VerificationError
+from normgen.errors import (
+    FileError,
+    NoDeviceError,
+    NormgenError,
+    NothingValidError,
+    UsageError,
+    VerificationError,
+    needed,
+    refusal_of,
+)
+from normgen.files.private import try_writing
+from normgen.studies.trial_files import read_trials
 from normgen.suites.bands import parse_rows
 from normgen.suites.rows import tune_rows as tune_bands
 from normgen.suites.suite import Suite, load_suite
+from normgen.trials.kept import NAME, Folder, push
 from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
 
@@ -23,10 +36,14 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def tune_one(as_json: bool, op: str, arguments: dict[str, Any]) -> int:
-    """Tune one problem, by the arguments of `tune`; the exit code."""
+def tune_one(as_json: bool, op: str, arguments: dict[str, Any], *, push_to: Path | None = None) -> int:
+    """Tune one problem, by the arguments of `tune`, and push its trials; the exit code."""
+    if push_to is not None:
+        _require(push_to)
     with Terminal() as progress:
         result = tune(op, **arguments, progress=progress)
+        if push_to is not None:
+            _push(result, push_to, progress)
     show(result if as_json else result_text(result, progress.said))
     if result.interrupted:
         return INTERRUPTED
@@ -35,12 +52,33 @@ def tune_one(as_json: bool, op: str, arguments: dict[str, Any]) -> int:
     return FileError.exit_code if result.record.verified else VerificationError.exit_code
 
 
-def tune_rows(as_json: bool, op: str, rows: str, arguments: dict[str, Any]) -> int:
-    """Tune the row counts that serve `rows`; the exit code."""
+def _require(folder: Path) -> None:
+    """Raises FileError where no trials could be written into a folder."""
+    with needed("the folder that trials are pushed into must be writable", hint="choose another one with --push"):
+        try_writing(folder)
+
+
+def _push(result: Result, folder: Path, progress: Terminal) -> None:
+    """Copy the trials of a run into a shared folder. A search has ended: what cannot be written is said."""
+    if not result.measured:
+        progress.note("nothing was measured without a GPU: no trials were pushed")
+        return
+    try:
+        push(Folder(folder), read_trials(result.candidates_path.with_name(NAME)))
+    except (OSError, NormgenError) as error:
+        progress.note(f"not pushed: {refusal_of(error) if isinstance(error, OSError) else error}")
+
+
+def tune_rows(as_json: bool, op: str, rows: str, arguments: dict[str, Any], *, push_to: Path | None = None) -> int:
+    """Tune the row counts that serve `rows`, and push their trials; the exit code."""
+    if push_to is not None:
+        _require(push_to)
     with Terminal() as progress:
 
         def note(result: Result) -> None:
             progress.note(f"{result.problem.rows} rows: {result.record.schedule}")
+            if push_to is not None:
+                _push(result, push_to, progress)
 
         result = tune_bands(op, rows=rows, on_band=note, progress=progress, **arguments)
     show(result if as_json else str(result))

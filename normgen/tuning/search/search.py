@@ -28,11 +28,12 @@ LEAST_PRICE = 0.01  # of a chain's time: noise may show a kernel at less than no
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One point to evaluate: tell its number back."""
+    """One point to evaluate: tell its number back. `chosen`: as `strategies.Surrogate.how`."""
 
     number: int
     schedule: Schedule
     predicted_us: float
+    chosen: str = ""
 
 
 class LegalSampler(optuna.samplers.BaseSampler):  # type: ignore[misc,unused-ignore]
@@ -75,16 +76,16 @@ class Search:
             raise NothingValidError(
                 "no schedule is legal for this problem", hint="normgen space --why lists each refusal"
             )
-        self._legal = Schedules.of(legal)
-        self._predicted = np.maximum(np.asarray(predicted, dtype=np.float64), 1e-9)
+        self.legal = Schedules.of(legal)
+        self.predicted = np.maximum(np.asarray(predicted, dtype=np.float64), 1e-9)
         self._strategy = Surrogate(
-            self._legal,
-            log_cost=np.log(self._predicted),
-            seeds=[self._legal.index(s) for s in seeds if s in self._legal],
+            self.legal,
+            log_cost=np.log(self.predicted),
+            seeds=[self.legal.index(s) for s in seeds if s in self.legal],
             seed_count=seed_count,
             seed=seed,
         )
-        self._distributions = _distributions(self._legal)
+        self._distributions = _distributions(self.legal)
         self._sampler = LegalSampler(self._distributions)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=study_name)
@@ -121,7 +122,7 @@ class Search:
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             if self._best is None or us < self._best[1]:
-                self._best = self._legal[index], us
+                self._best = self.legal[index], us
             self.study.tell(trial, us)
         if self._copy is not None:
             self._copy.add(self.study.get_trials(deepcopy=False)[number])
@@ -144,11 +145,11 @@ class Search:
         return self._strategy.hope() < (ROOF_HOPE if at_roof else SETTLED_HOPE)
 
     def _proposal(self, index: int) -> Proposal:
-        self._sampler.next_point = self._legal[index].as_dict()
+        self._sampler.next_point = self.legal[index].as_dict()
         trial = self.study.ask(self._distributions)
         self._pending[trial.number] = (trial, index)
-        predicted_us = float(self._predicted[index])
-        return Proposal(number=trial.number, schedule=self._legal[index], predicted_us=predicted_us)
+        schedule, us = self.legal[index], float(self.predicted[index])
+        return Proposal(number=trial.number, schedule=schedule, predicted_us=us, chosen=self._strategy.how[index])
 
 
 def _distributions(legal: Sequence[Schedule]) -> dict[str, Any]:

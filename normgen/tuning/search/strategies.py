@@ -63,6 +63,7 @@ class Surrogate:
 
     log_cost   log of the cost model's µs of each legal schedule
     seeds      indices to try first
+    how        of a point that was asked for: a "record" that was given, by cost "model", "search" or its "polish"
     """
 
     def __init__(
@@ -83,15 +84,17 @@ class Surrogate:
         self._us: dict[int, float] = {}
         self._failed: set[int] = set()  # no kernel at all: not those with a wrong result
         self._flying: dict[int, None] = {}
+        self.how: dict[int, str] = {}
         self._ways = ways_of(legal)
         self._wrong: Counter[int] = Counter()
         self._by_cost = np.argsort(log_cost + 1e-3 * self._random.random(len(legal)), kind="stable")
+        self._given = frozenset(seeds)
         self._queue = self._seed_order(list(dict.fromkeys(seeds)), seed_count)
 
     def ask(self, count: int) -> list[int]:
         picked = [i for i in self._queue[:count] if self._left[i]]
         self._queue = self._queue[count:]
-        self._take(picked)
+        self._take(picked, ["record" if i in self._given else "model" for i in picked])
         while len(picked) < count and self._left.any():
             picked += self._choose(count - len(picked))
         return picked
@@ -126,7 +129,8 @@ class Surrogate:
     def _has_fit(self) -> bool:
         return bool(self._us) and len(self._us) + len(self._failed) >= LEAST_TOLD
 
-    def _take(self, indices: Sequence[int]) -> None:
+    def _take(self, indices: Sequence[int], how: Sequence[str]) -> None:
+        self.how.update(zip(indices, how, strict=True))
         self._left[list(indices)] = False
         self._flying.update(dict.fromkeys(indices))
 
@@ -156,11 +160,11 @@ class Surrogate:
             proven = {self._main_way, *(int(self._ways[i]) for i in self._us)}
             left = [int(i) for i in self._by_cost if self._left[i]]
             chosen = sorted(left, key=lambda i: int(self._ways[i]) not in proven)[:count]
-            self._take(chosen)
+            self._take(chosen, ["model"] * len(chosen))
             return chosen
-        chosen = self._spread(self._pool(), count)
-        self._take(chosen)
-        return chosen
+        found = self._spread(self._pool(), count)
+        self._take(list(found), list(found.values()))
+        return list(found)
 
     def _pool(self) -> NDArray[np.intp]:
         """Points a batch is chosen from."""
@@ -193,8 +197,8 @@ class Surrogate:
         posterior = surrogate.fit(self._features[told], log_us, self.log_cost[told])
         return posterior.over(self._features[pool], self.log_cost[pool])
 
-    def _spread(self, pool: NDArray[np.intp], count: int) -> list[int]:
-        """The best of the pool one after another, each believed at its mean before the next is chosen."""
+    def _spread(self, pool: NDArray[np.intp], count: int) -> dict[int, str]:
+        """The best of the pool one after another, each believed at its mean before the next is chosen; and how."""
         flying = np.array(list(self._flying), dtype=np.intp)
         whole = np.concatenate([pool, flying])
         belief = self._belief(whole)
@@ -206,13 +210,13 @@ class Surrogate:
             near |= self._distance(index) == 1
         chance = self._feasible(pool)
         free = np.ones(len(pool), dtype=bool)
-        picked: list[int] = []
+        picked: dict[int, str] = {}
         for turn in range(min(count, len(pool))):
             improvement = surrogate.expected_improvement(belief.mean, belief.deviation, best)[: len(pool)]
             polish = turn < round(count * POLISH_SHARE) and bool((free & near[pool]).any())
             allowed = free & near[pool] if polish else free
             at = int(np.argmax(np.where(allowed, improvement * chance, -1.0)))
-            picked.append(int(pool[at]))
+            picked[int(pool[at])] = "polish" if polish else "search"
             free[at] = False
             belief.believe(at)
         return picked
