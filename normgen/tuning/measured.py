@@ -34,6 +34,7 @@ from normgen.tuning.compile import Builder
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.run import TuningRun
 from normgen.tuning.search.dashboard import StudyCopy
+from normgen.tuning.search.names import SAMPLERS
 from normgen.tuning.search.search import Search
 
 
@@ -133,6 +134,7 @@ def prepare(run: TuningRun, *, copy: StudyCopy | None = None) -> tuple[Search, S
         predicted=predicted,
         seeds=(default, *known),
         seed=run.seed,
+        sampler=run.sampler if run.measured else SAMPLERS[0],  # where nothing is told, the cost model alone orders
         study_name=study_name(run.problem),
         copy=copy,
     )

@@ -11,14 +11,10 @@ in which they interact:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-from normgen.knobs import Group, names_of
-from normgen.schedule.schedule import Schedule
 
 Array = NDArray[np.float64]
 
@@ -28,41 +24,6 @@ SCALES = (1.0, 2.0, 4.0)
 TRUSTS = (0.0, 0.5, 1.0)
 ADDITIVE = 0.35
 REACH = 3.0  # length scale of the interacting part, in units of the additive part's
-_LOGARITHMIC = (
-    "threads_per_row",
-    "rows_per_block",
-    "vector",
-    "cluster",
-    "persistent",
-    "unroll",
-    "stages",
-    "blocks_per_sm",
-    *names_of(Group.TILE),
-)
-_CHOICES = tuple(f.name for f in fields(Schedule) if f.name not in _LOGARITHMIC)
-
-
-def features_of(schedules: Sequence[Schedule]) -> Array:
-    """[schedules, features], of which a difference of 1 is one step: a doubling, or another value of a choice."""
-    columns: list[Array] = []
-
-    def add(values: Sequence[float], weight: float = 1.0) -> None:
-        column = np.asarray(values, dtype=np.float64)
-        if column.min() != column.max():
-            columns.append(weight * column)
-
-    for name in _LOGARITHMIC:
-        add([math.log2(max(0.5, float(getattr(s, name)))) for s in schedules], 0.5)
-    for name in _CHOICES:
-        for value in sorted({getattr(s, name) for s in schedules}):
-            add([float(getattr(s, name) == value) for s in schedules], 0.5)
-    add([math.log2(s.threads) for s in schedules], 0.5)
-    add([math.log2(s.threads_per_row * s.row_blocks * s.vector) for s in schedules], 0.5)
-    add([float(s.persistent > 0) for s in schedules])
-    add([math.log2(max(1, s.persistent * s.threads)) for s in schedules], 0.5)  # resident threads decide, not blocks
-    if not columns:
-        return np.zeros((len(schedules), 1))
-    return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
