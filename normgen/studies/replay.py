@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normgen.cost.constants import fitted_to
 from normgen.cost.model import predicted_us
 from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
@@ -48,13 +49,14 @@ STRATEGIES = ("normgen", "misled", "random", "tpe")
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
     """A recorded legal set: the price of each point, or alone its µs (None: no usable kernel), whether it was wrong,
-    the cost model's µs."""
+    the cost model's µs, and whether that model was fitted to times of this problem."""
 
     legal: tuple[Schedule, ...] = field(repr=False)
     us: tuple[float | None, ...] = field(repr=False)
     wrong: tuple[bool, ...] = field(repr=False)
     predicted_us: tuple[float, ...] = field(repr=False)
     default: Schedule
+    fitted: bool = False
 
     @property
     def optimum_us(self) -> float:
@@ -91,6 +93,7 @@ def landscape_of(sweep: Sweep) -> Landscape:
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
         predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
         default=sweep.default,
+        fitted=str(problem) in fitted_to(device),
     )
 
 

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from normgen.errors import UsageError
 from normgen.tuning.search.features import features_of
-from normgen.tuning.search.strategies import SEEDS, Legal, Surrogate, Told
+from normgen.tuning.search.strategies import SEEDS, Legal, Mask, Surrogate, Told
 from normgen.tuning.search.surrogate import Array
 
 WRONG = "is_wrong"  # user attribute of a failed trial: it ran, and its result was wrong
@@ -77,18 +77,24 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         return int(self._legal.left(self._told(study)).sum())
 
     @abc.abstractmethod
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told) -> int:
-        """The next point, of those left, of which there is one."""
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:
+        """The next point, of those left [points], of which there is one."""
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         fixed = trial.system_attrs.get("fixed_params", {})  # of a trial that was enqueued
         if fixed.keys() >= set(self._knobs):
             return
         told = self._told(study, without=trial.number)
-        left = self._legal.left(told)
+        agrees = np.ones(self._legal.size, dtype=bool)
+        for knob in fixed.keys() & set(self._knobs):
+            at = self._knobs.index(knob)
+            agrees &= np.array([values[at] == fixed[knob] for values in self._points])
+        if not agrees.any():
+            raise UsageError("an enqueued trial agrees with a legal point", received=str(fixed))
+        left = self._legal.left(told) & agrees
         index = next((i for i in self._seeds if left[i]), None)
         if index is None:
-            index = self._choose(study, trial, told) if left.any() else _again(told)
+            index = self._choose(study, trial, told, left) if left.any() else _again(told, agrees)
         study._storage.set_trial_system_attr(trial._trial_id, _CHOSEN, [self._check_sum, index])
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:  # noqa: ARG002
@@ -108,7 +114,7 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         if param_name not in self._knobs:
             raise UsageError("the legal points have no such knob", received=param_name, hint=", ".join(self._knobs))
         if (index := self._chosen(trial)) is None:
-            raise UsageError("an enqueued trial fixes all knobs or none", received=f"'{param_name}' is not fixed")
+            raise UsageError("a trial has a chosen point", received=f"none in trial {trial.number}: '{param_name}'")
         value = self._points[index][self._knobs.index(param_name)]
         if not param_distribution._contains(param_distribution.to_internal_repr(value)):
             raise UsageError(f"'{param_name}' has a value that its distribution lacks", received=repr(value))
@@ -160,17 +166,23 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
 
 
 class SurrogateSampler(LegalSampler):
-    """Expected improvement under a Gaussian process: normgen's own search, for any enumerated space.
+    """An Optuna sampler for an enumerated space: the search that `tune` uses, for any objective like a time.
 
-    log_cost    [points]: log of what a model says each point costs; believed as far as the told costs bear it out.
-                None: nothing is known, and the first points are far apart
+    points      mappings of a knob to a value, all with the same knobs; nothing else is proposed, and each point once
+    log_cost    [points]: log of what a model says each costs; believed as far as the told costs bear it out
+    seeds       points to try first, in order; those that are not legal are skipped
+    seed        of the random choices
     features    [points, features], of which a difference of 1 is one step; None: they follow from the points' values
-    groups      of which there is one point each among the model's best that are tried first
+    groups      [points]: of the model's best that are tried first there is one of each group
+    ways        [points]: what a wrong result speaks against. A way that was wrong twice and never right is left alone;
+                a trial says so by the user attribute `is_wrong` and the state FAIL
     seed_count  points that are tried before the first fit, `seeds` not counted
-    seed        of the random choices; the same seed and the same trials propose the same points
 
-    The study minimizes a positive value, of which the logarithm is modelled. Raises UsageError, from `study.ask` too.
-    Deterministic for a seed and the trials of the study, whoever made them: a study in a storage is gone on with.
+    The study minimizes a positive value, whose logarithm a Gaussian process models; the next point is the one of the
+    largest expected improvement. Trials that failed count as slow, those that run as measured at their mean, so that
+    batches and parallel workers spread. Proposals follow from the seed and the study's trials, whoever made them: a
+    study in a storage is gone on with. When every point was proposed, `Study.optimize` ends, and `Study.ask` gives the
+    best one again. Raises UsageError: here, and from `Study.ask` for a study of another kind.
     """
 
     def __init__(
@@ -205,10 +217,8 @@ class SurrogateSampler(LegalSampler):
         """Expected relative improvement over the best of the most promising point left; inf before there is a fit."""
         return self._surrogate.hope(self._told(study))
 
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told) -> int:  # noqa: ARG002
-        index = self._surrogate.choose(told)
-        assert index is not None, "one is left"
-        return index
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
+        return self._surrogate.choose(told, left)
 
 
 class NearestSampler(LegalSampler):
@@ -233,7 +243,7 @@ class NearestSampler(LegalSampler):
         columns = dict(zip(self._knobs, zip(*self._points, strict=True), strict=True))
         self._columns = {knob: np.array(columns[knob], dtype=object) for knob in self._varied}
 
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told) -> int:
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
         self._inner.before_trial(study, trial)
         space = {k: d for k, d in self._inner.infer_relative_search_space(study, trial).items() if k in self._varied}
         wanted = dict(self._inner.sample_relative(study, trial, space)) if space else {}
@@ -241,8 +251,7 @@ class NearestSampler(LegalSampler):
             if knob not in wanted:
                 wanted[knob] = self._inner.sample_independent(study, trial, knob, distribution)
         apart = np.sum([self._columns[knob] != value for knob, value in wanted.items()], axis=0)
-        left = np.flatnonzero(self._legal.left(told))
-        nearest = left[apart[left] == apart[left].min()]
+        nearest = np.flatnonzero(left & (apart == apart[left].min()))
         return int(np.random.default_rng((self._seed, trial.number)).choice(nearest))
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Any) -> None:
@@ -267,9 +276,9 @@ class UniformSampler(LegalSampler):
         super().__init__(points, seeds=seeds, ways=ways)
         self._inner = optuna.samplers.RandomSampler(seed=seed)
 
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told) -> int:
-        left = np.flatnonzero(self._legal.left(told))
-        return int(left[self._inner.sample_independent(study, trial, "left", IntDistribution(0, len(left) - 1))])
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
+        numbers = IntDistribution(0, int(left.sum()) - 1)
+        return int(np.flatnonzero(left)[self._inner.sample_independent(study, trial, "left", numbers)])
 
     def reseed_rng(self) -> None:
         self._inner.reseed_rng()
@@ -291,9 +300,9 @@ def _positive(trial: FrozenTrial) -> float:
     return float(value)
 
 
-def _again(told: Told) -> int:
-    """What to propose when nothing is left: the best, else what was proposed last."""
-    return told.top(1)[0] if told.costs else [*told.failed, *told.wrong, *told.flying, 0][-1]
+def _again(told: Told, allowed: Mask) -> int:
+    """What to propose when nothing is left: the best of what is allowed [points], else the first."""
+    return next((i for i in told.top(len(told.costs)) if allowed[i]), int(np.argmax(allowed)))
 
 
 def _in_order(values: set[Any]) -> list[Any]:

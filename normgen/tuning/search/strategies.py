@@ -22,6 +22,7 @@ from normgen.tuning.search import surrogate
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 SEEDS = 8  # the first batch: more of the cost model's best keep a search among their kind (docs/search.md's sweeps)
 POLISH_SHARE = 0.4
@@ -72,7 +73,7 @@ class Legal:
         self.codes = np.stack([_codes(values) for values in zip(*points, strict=True)], axis=1)
         self.ways = _codes(ways) if ways is not None else np.zeros(self.size, dtype=np.int16)
 
-    def left(self, told: Told) -> NDArray[np.bool_]:
+    def left(self, told: Told) -> Mask:
         """[points]: neither told nor in flight, nor of a way that was wrong WRONG_LIMIT times and never right."""
         left = np.ones(self.size, dtype=bool)
         left[[*told.costs, *told.failed, *told.wrong, *told.flying]] = False
@@ -125,13 +126,10 @@ class Surrogate:
         self._queue = self._seed_order(list(dict.fromkeys(seeds)), seed_count)
         self._kept: tuple[object, _Outlook] | None = None
 
-    def choose(self, told: Told) -> int | None:
-        """The next point; None when none is left."""
-        left = self.legal.left(told)
+    def choose(self, told: Told, left: Mask) -> int:
+        """The next point, of those [points] that may be proposed: one at least."""
         if (seed := next((i for i in self._queue if left[i]), None)) is not None:
             return seed
-        if not left.any():
-            return None
         if not _has_fit(told):
             proven = {self._main_way, *(int(self.legal.ways[i]) for i in told.costs)}
             ordered = self._by_cost[left[self._by_cost]]
@@ -144,7 +142,8 @@ class Surrogate:
             near = left & (self._from_top(told) == 1)
             if (polished := outlook.choose(near, chance)) is not None:
                 return polished
-        return outlook.choose(left, chance)
+        chosen = outlook.choose(left, chance)
+        return int(np.argmax(left)) if chosen is None else chosen  # none of them was in the pool
 
     def hope(self, told: Told) -> float:
         """Expected relative improvement over the best of the most promising point left; inf before there is a fit."""
@@ -225,13 +224,13 @@ class _Outlook:
             self._belief.believe(self._at[index])
         self._believed = flying
 
-    def choose(self, allowed: NDArray[np.bool_], chance: Array) -> int | None:
+    def choose(self, allowed: Mask, chance: Array) -> int | None:
         """The most promising point of the pool that is allowed [points], its way being right by `chance` [points]."""
         promise = np.where(allowed[self._pool], self._improvement() * chance[self._pool], -1.0)
         at = int(np.argmax(promise))
         return int(self._pool[at]) if promise[at] >= 0 else None
 
-    def hope(self, allowed: NDArray[np.bool_], chance: Array) -> float:
+    def hope(self, allowed: Mask, chance: Array) -> float:
         """The largest expected improvement, with no point in flight believed; 0 when none is allowed."""
         return float(np.max((self._at_first * chance[self._pool])[allowed[self._pool]], initial=0.0))
 
