@@ -17,7 +17,7 @@ give the latencies and rates, a fit on measured schedules the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -445,6 +445,12 @@ MODELS: dict[ProgramClass, Callable[..., Cost]] = {
     ProgramClass.TILES: _predict_tiles,
     ProgramClass.LANES: _predict_lanes,
 }
+
+
+def costs_of(problem: Problem, schedules: Iterable[Schedule], device: Device, *, hot: bool = False) -> list[Cost]:
+    """What the model says of many schedules."""
+    stages = stages_of(problem)
+    return [predict(problem, schedule, device, stages=stages, hot=hot) for schedule in schedules]
 
 
 def predicted_us(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normgen.cost.constants import fitted_to
-from normgen.cost.model import predicted_us
+from normgen.cost.model import costs_of
 from normgen.device import device_from
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem
@@ -35,6 +35,7 @@ from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.studies.sweep_file import Sweep
+from normgen.tuning.search.features import facts_of
 
 if TYPE_CHECKING:
     from normgen.tuning.search.sampler import LegalSampler
@@ -49,12 +50,13 @@ STRATEGIES = ("normgen", "misled", "random", "tpe")
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
     """A recorded legal set: the price of each point, or alone its µs (None: no usable kernel), whether it was wrong,
-    the cost model's µs, and whether that model was fitted to times of this problem."""
+    the cost model's µs and facts (`features.facts_of`), and whether that model was fitted to times of this problem."""
 
     legal: tuple[Schedule, ...] = field(repr=False)
     us: tuple[float | None, ...] = field(repr=False)
     wrong: tuple[bool, ...] = field(repr=False)
     predicted_us: tuple[float, ...] = field(repr=False)
+    facts: tuple[np.ndarray[Any, np.dtype[np.float64]], ...] = field(default=(), repr=False)
     default: Schedule
     fitted: bool = False
 
@@ -86,12 +88,14 @@ def landscape_of(sweep: Sweep) -> Landscape:
     hot, base_us = sweep.place.is_hot, sweep.chain_us or 0.0
     problem, device = swept_problem(sweep.problem), device_from(sweep.device)
     legal = tuple(p.schedule for p in sweep.points)
+    costs = costs_of(problem, legal, device, hot=hot)
     sweep.optimum  # noqa: B018  raises when there is no time at all
     return Landscape(
         legal=legal,
         us=tuple(None if p.us is None else p.us - base_us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
-        predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
+        predicted_us=tuple(cost.us for cost in costs),
+        facts=facts_of(*np.array([[c.occupancy, c.waves, c.registers] for c in costs], dtype=np.float64).T),
         default=sweep.default,
         fitted=str(problem) in fitted_to(device),
     )
@@ -209,7 +213,9 @@ def sampler_on(land: Landscape, strategy: str, seed: int) -> LegalSampler:
     log_cost = np.log(np.asarray(land.predicted_us))
     if strategy == "misled":
         log_cost = np.random.default_rng((seed, 1)).permutation(log_cost)
-    return surrogate_sampler(land.legal, points=land.varied, log_cost=log_cost, seeds=seeds, seed=seed)
+    return surrogate_sampler(
+        land.legal, points=land.varied, log_cost=log_cost, facts=land.facts, seeds=seeds, seed=seed
+    )
 
 
 def _run(asked: tuple[Landscape, str, int]) -> list[float | None]:

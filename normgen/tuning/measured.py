@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from normgen.codegen.module import Module
-from normgen.cost.model import predicted_us
+from normgen.cost.model import costs_of
 from normgen.device import Device
 from normgen.files.plain import plain
 from normgen.files.private import to_stderr
@@ -34,6 +36,7 @@ from normgen.tuning.compile import Builder
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.run import TuningRun
 from normgen.tuning.search.dashboard import StudyCopy
+from normgen.tuning.search.features import facts_of
 from normgen.tuning.search.names import SAMPLERS
 from normgen.tuning.search.search import Search
 
@@ -128,10 +131,11 @@ def prepare(run: TuningRun, *, copy: StudyCopy | None = None) -> tuple[Search, S
     legal = with_default(space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, place=run.place)
     known = [found.schedule] if found.schedule else []
-    predicted = [predicted_us(run.problem, s, run.device, hot=run.place.is_hot) for s in legal]
+    costs = costs_of(run.problem, legal, run.device, hot=run.place.is_hot)
     search = Search(
         legal,
-        predicted=predicted,
+        predicted=[cost.us for cost in costs],
+        facts=facts_of(*np.array([[c.occupancy, c.waves, c.registers] for c in costs], dtype=np.float64).T),
         seeds=(default, *known),
         seed=run.seed,
         sampler=run.sampler if run.measured else SAMPLERS[0],  # where nothing is told, the cost model alone orders

@@ -40,8 +40,11 @@ def features_of(points: Sequence[Mapping[str, Hashable]]) -> Array:
     return _stacked(columns, len(points))
 
 
-def schedule_features(schedules: Sequence[Schedule]) -> Array:
-    """[schedules, features]: the knobs, and what follows from several of them and decides by itself."""
+def schedule_features(schedules: Sequence[Schedule], facts: Sequence[Array] = ()) -> Array:
+    """[schedules, features]: the knobs, and what follows from several of them and decides by itself.
+
+    facts  more columns, counted by their logarithms: see `facts_of`
+    """
     columns = [_logarithm([getattr(s, name) for s in schedules]) for name in _LOGARITHMIC]
     for name in _CHOICES:
         columns += _indicators([getattr(s, name) for s in schedules])
@@ -49,7 +52,18 @@ def schedule_features(schedules: Sequence[Schedule]) -> Array:
     columns.append(_logarithm([s.threads_per_row * s.row_blocks * s.vector for s in schedules]))
     columns.append(np.array([float(s.persistent > 0) for s in schedules]))
     columns.append(_logarithm([max(1, s.persistent * s.threads) for s in schedules]))  # resident threads, not blocks
+    columns += [STEP * np.log2(np.maximum(fact, 2**-10)) for fact in facts]
     return _stacked(columns, len(schedules))
+
+
+def facts_of(occupancy: Array, waves: Array, registers: Array) -> tuple[Array, ...]:
+    """What a device makes of schedules [schedules]: occupancy, waves, how much of the last one is idle, registers."""
+    return occupancy, waves, np.ceil(waves) / np.maximum(waves, 2**-10), registers
+
+
+def region(s: Schedule) -> tuple[Hashable, ...]:
+    """The way a schedule moves its data: schedules of two ways have little in common."""
+    return s.hold, s.copy, s.persistent > 0, s.stages > 1, s.cluster > 1, s.columns
 
 
 def cut(s: Schedule) -> tuple[Hashable, ...]:

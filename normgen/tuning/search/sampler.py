@@ -174,6 +174,7 @@ class SurrogateSampler(LegalSampler):
     seed        of the random choices
     features    [points, features], of which a difference of 1 is one step; None: they follow from the points' values
     groups      [points]: of the model's best that are tried first there is one of each group
+    regions     [points]: which part of the space each is in; the second and the third best are climbed beside the best
     ways        [points]: what a wrong result speaks against. A way that was wrong twice and never right is left alone;
                 a trial says so by the user attribute `is_wrong` and the state FAIL
     seed_count  points that are tried before the first fit, `seeds` not counted
@@ -194,11 +195,13 @@ class SurrogateSampler(LegalSampler):
         seed: int = 0,
         features: Array | None = None,
         groups: Sequence[Hashable] | None = None,
+        regions: Sequence[Hashable] | None = None,
         ways: Sequence[Hashable] | None = None,
         seed_count: int = SEEDS,
     ) -> None:
         super().__init__(points, seeds=seeds, ways=ways)
-        for name, given in (("log_cost", log_cost), ("features", features), ("groups", groups), ("ways", ways)):
+        per_point = {"log_cost": log_cost, "features": features, "groups": groups, "regions": regions, "ways": ways}
+        for name, given in per_point.items():
             if given is not None and len(given) != len(points):
                 raise UsageError(f"{name} has an entry for each of {len(points)} points", received=str(len(given)))
         if log_cost is not None and not np.isfinite(log_cost).all():
@@ -209,6 +212,7 @@ class SurrogateSampler(LegalSampler):
             log_cost=None if log_cost is None else np.asarray(log_cost, dtype=np.float64),
             seeds=self._seeds,
             groups=groups,
+            regions=regions,
             seed_count=seed_count,
             seed=seed,
         )

@@ -15,7 +15,7 @@ import optuna
 from normgen.errors import NothingValidError
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.search.dashboard import StudyCopy
-from normgen.tuning.search.features import cut, schedule_features
+from normgen.tuning.search.features import cut, region, schedule_features
 from normgen.tuning.search.names import require_sampler
 from normgen.tuning.search.sampler import (
     WRONG,
@@ -47,6 +47,7 @@ class Search:
     """Batch ask and tell over `legal`; deterministic for a seed and the values told.
 
     predicted  the cost model's µs of each legal schedule, in the same order
+    facts      columns of what the device makes of each (`features.facts_of`)
     seeds      schedules to try first, in order (the default, known winners); those outside `legal` are skipped
     sampler    one of SAMPLERS
     copy       a study in a database that every told trial is copied to
@@ -57,6 +58,7 @@ class Search:
         legal: Sequence[Schedule],
         *,
         predicted: Sequence[float],
+        facts: Sequence[Array] = (),
         seeds: Sequence[Schedule] = (),
         seed_count: int = SEEDS,
         seed: int = 0,
@@ -71,7 +73,13 @@ class Search:
         self._legal = list(legal)
         self._predicted = np.maximum(np.asarray(predicted, dtype=np.float64), 1e-9)
         self._sampler = sampler_named(
-            sampler, self._legal, log_cost=np.log(self._predicted), seeds=seeds, seed_count=seed_count, seed=seed
+            sampler,
+            self._legal,
+            log_cost=np.log(self._predicted),
+            facts=facts,
+            seeds=seeds,
+            seed_count=seed_count,
+            seed=seed,
         )
         self._distributions = self._sampler.distributions
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -151,6 +159,7 @@ def sampler_named(
     log_cost: Array,
     seeds: Sequence[Schedule],
     seed: int,
+    facts: Sequence[Array] = (),
     seed_count: int = SEEDS,
 ) -> LegalSampler:
     """The sampler of SAMPLERS of that name over a legal set. Raises UsageError."""
@@ -160,7 +169,9 @@ def sampler_named(
         return UniformSampler(points, seeds=first, seed=seed, ways=_ways(legal))
     if name != "normgen":
         return NearestSampler(optuna_sampler(name, seed), points, seeds=first, seed=seed, ways=_ways(legal))
-    return surrogate_sampler(legal, points=points, log_cost=log_cost, seeds=first, seed=seed, seed_count=seed_count)
+    return surrogate_sampler(
+        legal, points=points, log_cost=log_cost, seeds=first, seed=seed, facts=facts, seed_count=seed_count
+    )
 
 
 def surrogate_sampler(
@@ -170,6 +181,7 @@ def surrogate_sampler(
     log_cost: Array,
     seeds: Sequence[Mapping[str, Any]],
     seed: int,
+    facts: Sequence[Array] = (),
     seed_count: int = SEEDS,
 ) -> SurrogateSampler:
     """Our own over schedules, which are seen by what their knobs make of them; `points` are how the study has them."""
@@ -178,8 +190,9 @@ def surrogate_sampler(
         log_cost=log_cost,
         seeds=seeds,
         seed=seed,
-        features=schedule_features(legal),
+        features=schedule_features(legal, facts),
         groups=[cut(s) for s in legal],
+        regions=[region(s) for s in legal],
         ways=_ways(legal),
         seed_count=seed_count,
     )

@@ -1,10 +1,12 @@
 """Which point of an enumerated legal set to measure next, from what was told of others. No device, no study.
 
   1. seeds: the given ones (the default, known winners), then the prior's best, no two of one group (for schedules: no
-     two that cut the work alike), and one of every other way: one wrong result then speaks for its way.
-  2. after that by expected improvement under the surrogate, a share of it among the neighbours (one knob changed) of
-     the best few points. Points in flight count as measured at their expected value ("kriging believer": Ginsbourger
-     et al. 2010), so that a batch spreads.
+     two that cut the work alike), and one of every other way: one wrong result then speaks for its way. Without a
+     prior: points that are far apart.
+  2. after that by expected improvement under the surrogate: in the whole set, and in turns in the regions of the second
+     and the third best point, there over that region's own best; a search that sits on the side of a lower hill so
+     climbs another one too. Points in flight count as measured at their expected value ("kriging believer":
+     Ginsbourger et al. 2010), so that a batch spreads.
 A way (for schedules: a rewrite of the formula) whose results were wrong and never right is not proposed again.
 """
 
@@ -25,11 +27,11 @@ Indices = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 SEEDS = 8  # the first batch: more of the cost model's best keep a search among their kind (docs/search.md's sweeps)
-POLISH_SHARE = 0.4
-POLISHED = 3  # neighbours of so many of the best points
-TURNS = 8  # of which POLISH_SHARE are polish
+TURNS = (0, 0, 0, 1, 1, 1, 2, 2)  # which region has the turn: 0 is the whole set
+NEAR = 3  # of so many of the best points the neighbours are looked at
+DRAWN = 64  # of which the farthest is taken where nothing is known
 WRONG_LIMIT = 2
-POOL = 1200  # points the next is chosen from: the prior's best, random ones, and neighbours of the best
+POOL = 2000  # points the next is chosen from: a quarter the prior's best, random ones, and neighbours of the best
 LEAST_TOLD = 6
 
 
@@ -70,8 +72,8 @@ class Legal:
 
     def __init__(self, points: Sequence[Sequence[Hashable]], *, ways: Sequence[Hashable] | None = None) -> None:
         self.size = len(points)
-        self.codes = np.stack([_codes(values) for values in zip(*points, strict=True)], axis=1)
-        self.ways = _codes(ways) if ways is not None else np.zeros(self.size, dtype=np.int16)
+        self.codes = np.stack([codes_of(values) for values in zip(*points, strict=True)], axis=1)
+        self.ways = codes_of(ways) if ways is not None else np.zeros(self.size, dtype=np.int16)
 
     def left(self, told: Told) -> Mask:
         """[points]: neither told nor in flight, nor of a way that was wrong WRONG_LIMIT times and never right."""
@@ -103,6 +105,7 @@ class Surrogate:
     log_cost  [points]: log of what a model says each costs; None: nothing is known
     seeds     indices to try first
     groups    of which there is one point each among the prior's best that are tried first
+    regions   [points]: which part of the set each is in; None: all in one
     """
 
     def __init__(
@@ -113,17 +116,22 @@ class Surrogate:
         log_cost: Array | None = None,
         seeds: Sequence[int] = (),
         groups: Sequence[Hashable] | None = None,
+        regions: Sequence[Hashable] | None = None,
         seed_count: int = SEEDS,
         seed: int = 0,
     ) -> None:
         self.legal = legal
-        self.log_cost = np.zeros(legal.size) if log_cost is None else log_cost
+        self.log_cost = np.zeros(legal.size) if log_cost is None else log_cost - log_cost.mean()
+        self._regions = codes_of(regions) if regions is not None else np.zeros(legal.size, dtype=np.int16)
         self._features = features
         self._seed = seed
         jitter = np.random.default_rng(seed).random(legal.size)
         self._by_cost = np.argsort(self.log_cost + 1e-3 * jitter, kind="stable")
         self._groups = groups if groups is not None else range(legal.size)
-        self._queue = self._seed_order(list(dict.fromkeys(seeds)), seed_count)
+        given = list(dict.fromkeys(seeds))
+        self._main_way = int(legal.ways[given[0] if given else self._by_cost[0]])
+        first = self._far_apart(given, seed_count) if log_cost is None else self._likely(given, seed_count)
+        self._queue = list(dict.fromkeys([*given, *first]))
         self._kept: tuple[object, _Outlook] | None = None
 
     def choose(self, told: Told, left: Mask) -> int:
@@ -136,13 +144,14 @@ class Surrogate:
             return next((int(i) for i in ordered if int(self.legal.ways[i]) in proven), int(ordered[0]))
         outlook = self._outlook(told)
         outlook.believe(told.flying)
-        turn = (told.count + len(told.flying)) % TURNS
         chance = self._feasible(told)
-        if turn < round(TURNS * POLISH_SHARE):
-            near = left & (self._from_top(told) == 1)
-            if (polished := outlook.choose(near, chance)) is not None:
-                return polished
-        chosen = outlook.choose(left, chance)
+        turn = TURNS[(told.count + len(told.flying)) % len(TURNS)]
+        leaders = self._leaders(told)
+        if 0 < turn < len(leaders):
+            here = left & (self._regions == self._regions[leaders[turn]])
+            if (chosen := outlook.choose(here, chance, best=told.costs[leaders[turn]])) is not None:
+                return chosen
+        chosen = outlook.choose(left, chance, best=told.best)
         return int(np.argmax(left)) if chosen is None else chosen  # none of them was in the pool
 
     def hope(self, told: Told) -> float:
@@ -153,11 +162,10 @@ class Surrogate:
 
     # ---- seeds ---------------------------------------------------------------------------------------------------
 
-    def _seed_order(self, given: list[int], count: int) -> list[int]:
-        """The given seeds; then the prior's best of a new group each, other ways early."""
-        ways, groups = self.legal.ways, self._groups
+    def _likely(self, given: list[int], count: int) -> list[int]:
+        """The prior's best of a new group each, other ways early."""
+        ways, groups, main_way = self.legal.ways, self._groups, self._main_way
         used = {groups[i] for i in given}
-        self._main_way = main_way = int(ways[given[0] if given else self._by_cost[0]])
         others = [int(w) for w in np.unique(ways) if w != main_way]
         probes = [next(int(i) for i in self._by_cost if ways[i] == way) for way in others]
         diverse: list[int] = []
@@ -167,7 +175,20 @@ class Surrogate:
             if ways[index] == main_way and groups[index] not in used:
                 used.add(groups[index])
                 diverse.append(index)
-        return list(dict.fromkeys([*given, *diverse[:2], *probes, *diverse[2:]]))
+        return [*diverse[:2], *probes, *diverse[2:]]
+
+    def _far_apart(self, given: list[int], count: int) -> list[int]:
+        """Each the farthest of some drawn ones from those before it (maximin: Johnson et al. 1990)."""
+        drawn = np.random.default_rng((self._seed, 0))
+        apart = np.full(self.legal.size, np.inf)
+        chosen: list[int] = []
+        for index in [*given, *[None] * count]:
+            if index is None:
+                some = drawn.choice(self.legal.size, min(self.legal.size, DRAWN))
+                index = int(some[np.argmax(apart[some])])
+                chosen.append(index)
+            apart = np.minimum(apart, np.abs(self._features - self._features[index]).sum(axis=1))
+        return chosen
 
     # ---- afterwards ----------------------------------------------------------------------------------------------
 
@@ -179,7 +200,7 @@ class Surrogate:
             posterior = surrogate.fit(self._features[observed], log_cost, self.log_cost[observed])
             pool = self._pool(told)
             belief = posterior.over(self._features[pool], self.log_cost[pool])
-            self._kept = known, _Outlook(pool, belief, float(np.log(told.best)))
+            self._kept = known, _Outlook(pool, belief, told.best)
         return self._kept[1]
 
     def _pool(self, told: Told) -> Indices:
@@ -187,17 +208,20 @@ class Surrogate:
         left = self.legal.left(replace(told, flying=()))
         flying = np.array(told.flying, dtype=np.intp)
         if left.sum() > POOL:
-            near = np.flatnonzero(left & (self._from_top(told) <= 1))
-            cheap = self._by_cost[left[self._by_cost]][: POOL // 2]
+            apart = np.min([self.legal.distance(i) for i in told.top(NEAR)], axis=0)
+            near = np.flatnonzero(left & (apart <= 1))
+            cheap = self._by_cost[left[self._by_cost]][: POOL // 4]
             drawn = np.random.default_rng((self._seed, told.count))
-            anywhere = drawn.choice(np.flatnonzero(left), POOL // 2, replace=False)
+            anywhere = drawn.choice(np.flatnonzero(left), POOL - POOL // 4, replace=False)
             return np.unique(np.concatenate([near, cheap, anywhere, flying]))
         return np.unique(np.concatenate([np.flatnonzero(left), flying]))
 
-    def _from_top(self, told: Told) -> NDArray[np.intp]:
-        """In how many knobs each point differs from the nearest of the best few: [points]."""
-        apart: NDArray[np.intp] = np.min([self.legal.distance(i) for i in told.top(POLISHED)], axis=0)
-        return apart
+    def _leaders(self, told: Told) -> list[int]:
+        """The best point of each region, best first."""
+        first: dict[int, int] = {}
+        for index in told.top(len(told.costs)):
+            first.setdefault(int(self._regions[index]), index)
+        return list(first.values())
 
     def _feasible(self, told: Told) -> Array:
         """Chance that a point's way is right: of n results of its kind, wrong ones count against it."""
@@ -210,10 +234,10 @@ class _Outlook:
     """Expected improvement at a pool of points, as those in flight are believed one after another."""
 
     def __init__(self, pool: Indices, belief: surrogate.Belief, best: float) -> None:
-        self._pool, self._belief, self._best = pool, belief, best
+        self._pool, self._belief = pool, belief
         self._at = {int(index): at for at, index in enumerate(pool)}
         self._believed: tuple[int, ...] = ()
-        self._at_first = self._improvement()
+        self._at_first = self._improvement(best)
 
     def goes_on(self, flying: tuple[int, ...]) -> bool:
         """Whether nothing but these was believed, in this order, and all can be."""
@@ -224,9 +248,9 @@ class _Outlook:
             self._belief.believe(self._at[index])
         self._believed = flying
 
-    def choose(self, allowed: Mask, chance: Array) -> int | None:
-        """The most promising point of the pool that is allowed [points], its way being right by `chance` [points]."""
-        promise = np.where(allowed[self._pool], self._improvement() * chance[self._pool], -1.0)
+    def choose(self, allowed: Mask, chance: Array, *, best: float) -> int | None:
+        """The point that promises most over `best`, of the pool and allowed [points]; `chance`: its way is right."""
+        promise = np.where(allowed[self._pool], self._improvement(best) * chance[self._pool], -1.0)
         at = int(np.argmax(promise))
         return int(self._pool[at]) if promise[at] >= 0 else None
 
@@ -234,8 +258,8 @@ class _Outlook:
         """The largest expected improvement, with no point in flight believed; 0 when none is allowed."""
         return float(np.max((self._at_first * chance[self._pool])[allowed[self._pool]], initial=0.0))
 
-    def _improvement(self) -> Array:
-        return surrogate.expected_improvement(self._belief.mean, self._belief.deviation, self._best)
+    def _improvement(self, best: float) -> Array:
+        return surrogate.expected_improvement(self._belief.mean, self._belief.deviation, math.log(best))
 
 
 def _has_fit(told: Told) -> bool:
@@ -249,7 +273,7 @@ def _observed(told: Told) -> tuple[list[int], Array]:
     return [*usable, *failed], np.log([told.costs[i] for i in usable] + [slow] * len(failed))
 
 
-def _codes(values: Sequence[Hashable]) -> NDArray[np.int16]:
+def codes_of(values: Sequence[Hashable]) -> NDArray[np.int16]:
     """A number for each value, the same for equal ones, in order of the first occurrence."""
     number: dict[Hashable, int] = {}
     return np.array([number.setdefault(value, len(number)) for value in values], dtype=np.int16)
