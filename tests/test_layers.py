@@ -61,6 +61,8 @@ LATE = {
     ("cli.bench_command", "bench.host_times"): "it imports torch, which is not always there",
     ("cli.bench_command", "bench.model_times"): "it imports torch, which is not always there",
     ("cli.options", "problem.problem"): "it imports numpy, which what starts the processes of a tune does without",
+    ("studies.replay", "tuning.search.sampler"): "it imports Optuna, which sweeps and explanations do without",
+    ("studies.replay", "tuning.search.search"): "it imports Optuna, which sweeps and explanations do without",
     ("cli.tune.run", "suites.crew"): "it imports SQLAlchemy, a fifth of a tune's start, for suites alone",
 }
 MOST_FILES = 14  # of one folder

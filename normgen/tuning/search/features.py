@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 
@@ -82,11 +81,14 @@ def _scaled(values: Array) -> Array:
 
 def _logarithm(values: Sequence[float]) -> Array:
     """Of 0 as of a half."""
-    return STEP * np.array([math.log2(max(0.5, v)) for v in values])
+    logarithms: Array = STEP * np.log2(np.maximum(0.5, np.array(values, dtype=np.float64)))
+    return logarithms
 
 
 def _indicators(values: Sequence[Hashable]) -> list[Array]:
     different = dict.fromkeys(values)
+    if len(different) == 1:
+        return []
     return [STEP * np.array([float(v == value) for v in values]) for value in different]
 
 

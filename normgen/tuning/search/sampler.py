@@ -29,7 +29,6 @@ from normgen.tuning.search.surrogate import Array
 WRONG = "is_wrong"  # user attribute of a failed trial: it ran, and its result was wrong
 _CHOSEN = "normgen:point"  # system attribute: [check sum of the set, index in it]
 Point = Mapping[str, Any]
-_MISSING = object()
 
 
 class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,unused-ignore]
@@ -52,25 +51,32 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         self._knobs = tuple(points[0])
         if odd := next((p for p in points if p.keys() != points[0].keys()), None):
             raise UsageError("legal points all have the same knobs", received=str(dict(odd)), hint=str(self._knobs))
-        self._points = [tuple(p[knob] for knob in self._knobs) for p in points]
+        columns = {knob: [p[knob] for p in points] for knob in self._knobs}
+        self._values = {knob: _in_order(set(column)) for knob, column in columns.items()}
+        self._varied = [knob for knob, values in self._values.items() if len(values) > 1] or list(self._knobs[:1])
+        self._columns = {knob: columns[knob] for knob in self._varied}
+        self._points = list(zip(*self._columns.values(), strict=True))
         self._index = {values: i for i, values in enumerate(self._points)}
         if len(self._index) < len(self._points):
             twice = next(values for i, values in enumerate(self._points) if self._index[values] != i)
-            raise UsageError("each legal point occurs once", received=str(twice))
-        self._check_sum = zlib.crc32(repr((self._knobs, self._points)).encode())
-        self._legal = Legal(self._points, ways=ways)
+            raise UsageError("each legal point occurs once", received=str(dict(zip(self._varied, twice, strict=True))))
+        self._legal = Legal(list(self._columns.values()), ways=ways)
+        self._check_sum = zlib.crc32(self._legal.codes.tobytes(), zlib.crc32(repr(self._values).encode()))
         self._seeds = [i for seed in seeds if (i := self.index_of(seed)) is not None]
         self._finished: dict[int, int | None] = {}  # a trial that ended stays as it is: its point
 
     @property
     def distributions(self) -> dict[str, CategoricalDistribution]:
         """One categorical distribution a knob, over the values that occur: for `study.ask(sampler.distributions)`."""
-        columns = zip(self._knobs, zip(*self._points, strict=True), strict=True)
-        return {knob: CategoricalDistribution(_in_order(set(values))) for knob, values in columns}
+        return {knob: CategoricalDistribution(values) for knob, values in self._values.items()}
 
     def index_of(self, point: Point) -> int | None:
         """Where in the legal set a point is; None: it is not legal."""
-        return self._index.get(tuple(point.get(knob, _MISSING) for knob in self._knobs))
+        if any(knob not in point for knob in self._knobs):
+            return None
+        if any(point[knob] != values[0] for knob, values in self._values.items() if knob not in self._columns):
+            return None
+        return self._index.get(tuple(point[knob] for knob in self._varied))
 
     def left(self, study: optuna.Study) -> int:
         """How many points can still be proposed."""
@@ -87,8 +93,8 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         told = self._told(study, without=trial.number)
         agrees = np.ones(self._legal.size, dtype=bool)
         for knob in fixed.keys() & set(self._knobs):
-            at = self._knobs.index(knob)
-            agrees &= np.array([values[at] == fixed[knob] for values in self._points])
+            column = self._columns.get(knob, self._values[knob])
+            agrees &= np.array([value == fixed[knob] for value in column])
         if not agrees.any():
             raise UsageError("an enqueued trial agrees with a legal point", received=str(fixed))
         left = self._legal.left(told) & agrees
@@ -115,7 +121,7 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
             raise UsageError("the legal points have no such knob", received=param_name, hint=", ".join(self._knobs))
         if (index := self._chosen(trial)) is None:
             raise UsageError("a trial has a chosen point", received=f"none in trial {trial.number}: '{param_name}'")
-        value = self._points[index][self._knobs.index(param_name)]
+        value = self._columns[param_name][index] if param_name in self._columns else self._values[param_name][0]
         if not param_distribution._contains(param_distribution.to_internal_repr(value)):
             raise UsageError(f"'{param_name}' has a value that its distribution lacks", received=repr(value))
         return value
@@ -243,18 +249,19 @@ class NearestSampler(LegalSampler):
     ) -> None:
         super().__init__(points, seeds=seeds, ways=ways)
         self._inner, self._seed = inner, seed
-        self._varied = {knob: d for knob, d in self.distributions.items() if not d.single()}
-        columns = dict(zip(self._knobs, zip(*self._points, strict=True), strict=True))
-        self._columns = {knob: np.array(columns[knob], dtype=object) for knob in self._varied}
+        self._asked = {knob: d for knob, d in self.distributions.items() if not d.single()}
+        self._arrays = {knob: np.array(self._columns[knob], dtype=object) for knob in self._asked}
 
     def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
         self._inner.before_trial(study, trial)
-        space = {k: d for k, d in self._inner.infer_relative_search_space(study, trial).items() if k in self._varied}
+        space = {k: d for k, d in self._inner.infer_relative_search_space(study, trial).items() if k in self._asked}
         wanted = dict(self._inner.sample_relative(study, trial, space)) if space else {}
-        for knob, distribution in self._varied.items():
+        for knob, distribution in self._asked.items():
             if knob not in wanted:
                 wanted[knob] = self._inner.sample_independent(study, trial, knob, distribution)
-        apart = np.sum([self._columns[knob] != value for knob, value in wanted.items()], axis=0)
+        apart = np.zeros(self._legal.size, dtype=int)
+        for knob, value in wanted.items():
+            apart += self._arrays[knob] != value
         nearest = np.flatnonzero(left & (apart == apart[left].min()))
         return int(np.random.default_rng((self._seed, trial.number)).choice(nearest))
 

@@ -66,13 +66,13 @@ class Told:
 class Legal:
     """An enumerated legal set: which of its points may still be proposed.
 
-    points  [points][knobs]: values
-    ways    what a wrong result speaks against: a value for each point
+    columns  a knob's values for all points each
+    ways     what a wrong result speaks against: a value for each point
     """
 
-    def __init__(self, points: Sequence[Sequence[Hashable]], *, ways: Sequence[Hashable] | None = None) -> None:
-        self.size = len(points)
-        self.codes = np.stack([codes_of(values) for values in zip(*points, strict=True)], axis=1)
+    def __init__(self, columns: Sequence[Sequence[Hashable]], *, ways: Sequence[Hashable] | None = None) -> None:
+        self.size = len(columns[0])
+        self.codes = np.stack([codes_of(values) for values in columns], axis=1)
         self.ways = codes_of(ways) if ways is not None else np.zeros(self.size, dtype=np.int16)
 
     def left(self, told: Told) -> Mask:
