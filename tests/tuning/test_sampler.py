@@ -266,3 +266,11 @@ def test_a_search_begins_with_the_default_under_every_sampler_and_proposes_legal
     assert found[0] == DEFAULT
     assert len(set(found)) == 24
     assert set(found) <= set(LEGAL)
+
+
+def test_tune_refuses_a_sampler_before_it_looks_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    for name, words in (("gp", "needs scipy and torch"), ("annealing", "no such sampler")):
+        with pytest.raises(UsageError, match=words):
+            normgen.tune("layernorm", shape="8x64", device="cpu", sampler=name)
