@@ -21,7 +21,7 @@ from normgen.tuning.run import TuningRun, brief
 from normgen.tuning.search.names import SAMPLERS
 
 # Schedules worth compiling when nothing is measured: by the model the best of 40 was one of the first 15 in each of ten
-# problems (all classes, forward and backward).
+# problems (nine of rows, one of them backward, and a product).
 COMPILED = 24
 COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and is left to `normgen verify`
