@@ -56,7 +56,7 @@ def test_a_tunes_64_are_near_the_optimum_and_ahead_of_random_and_tpe(path: Path)
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.name.split(".")[0])
 def test_a_prior_of_noise_is_survived(path: Path) -> None:
     table = documented(path)
-    assert table["misled", "median"][TRIALS] >= 0.97
+    assert table["misled", "median"][TRIALS] >= 0.96
     assert table["misled", "worst"][TRIALS] >= 0.93
 
 

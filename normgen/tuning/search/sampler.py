@@ -28,7 +28,7 @@ from normgen.tuning.search.strategies import SEEDS, Legal, Mask, Points, Surroga
 from normgen.tuning.search.surrogate import Array
 
 WRONG = "is_wrong"  # user attribute of a failed trial: it ran, and its result was wrong
-_CHOSEN = "normgen:point"  # system attribute: [check sum of the set, index in it]
+_CHOSEN = "normgen:point"  # system attribute: [check sum of the set, index in it, how it was chosen]
 Point = Mapping[str, Any]
 
 
@@ -79,13 +79,18 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
             return None
         return self._index.get(np.array([codes[knob] for knob in self._varied], dtype=np.int16).tobytes())
 
+    @staticmethod
+    def how(trial: optuna.Trial) -> str:
+        """How a trial's point was chosen: as a given "record", by the "model", ...; empty when it was enqueued."""
+        return str(trial.storage.get_trial_system_attrs(trial._trial_id).get(_CHOSEN, [""])[-1])
+
     def left(self, study: optuna.Study) -> int:
         """How many points can still be proposed."""
         return int(self._legal.left(self._told(study)).sum())
 
     @abc.abstractmethod
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:
-        """The next point, of those left [points], of which there is one."""
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> tuple[int, str]:
+        """The next point, of those left [points], of which there is one; and how it was chosen, in a word."""
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         fixed = trial.system_attrs.get("fixed_params", {})  # of a trial that was enqueued
@@ -98,10 +103,13 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         if not agrees.any():
             raise UsageError("an enqueued trial agrees with a legal point", received=str(fixed))
         left = self._legal.left(told) & agrees
-        index = next((i for i in self._seeds if left[i]), None)
-        if index is None:
-            index = self._choose(study, trial, told, left) if left.any() else _again(told, agrees)
-        study._storage.set_trial_system_attr(trial._trial_id, _CHOSEN, [self._check_sum, index])
+        if (seed := next((i for i in self._seeds if left[i]), None)) is not None:
+            index, how = seed, "record"
+        elif left.any():
+            index, how = self._choose(study, trial, told, left)
+        else:
+            index, how = _again(told, agrees), "again"
+        study._storage.set_trial_system_attr(trial._trial_id, _CHOSEN, [self._check_sum, index, how])
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:  # noqa: ARG002
         return {}
@@ -171,7 +179,7 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         return index
 
     def _chosen(self, trial: FrozenTrial) -> int | None:
-        check_sum, index = trial.system_attrs.get(_CHOSEN, (None, None))
+        check_sum, index, _ = trial.system_attrs.get(_CHOSEN, (None, None, None))
         return index if check_sum == self._check_sum else None
 
 
@@ -232,7 +240,7 @@ class SurrogateSampler(LegalSampler):
         """Expected relative improvement over the best of the most promising point left; inf before there is a fit."""
         return self._surrogate.hope(self._told(study))
 
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> tuple[int, str]:  # noqa: ARG002
         return self._surrogate.choose(told, left)
 
 
@@ -256,7 +264,7 @@ class NearestSampler(LegalSampler):
         self._inner, self._seed = inner, seed
         self._asked = {knob: d for knob, d in self.distributions.items() if not d.single()}
 
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> tuple[int, str]:  # noqa: ARG002
         self._inner.before_trial(study, trial)
         space = {k: d for k, d in self._inner.infer_relative_search_space(study, trial).items() if k in self._asked}
         wanted = dict(self._inner.sample_relative(study, trial, space)) if space else {}
@@ -267,7 +275,7 @@ class NearestSampler(LegalSampler):
         for knob, value in wanted.items():
             apart += self._codes_of(knob) != self._code[knob][value]
         nearest = np.flatnonzero(left & (apart == apart[left].min()))
-        return int(np.random.default_rng((self._seed, trial.number)).choice(nearest))
+        return int(np.random.default_rng((self._seed, trial.number)).choice(nearest)), "search"
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Any) -> None:
         self._inner.after_trial(study, trial, state, values)
@@ -291,9 +299,9 @@ class UniformSampler(LegalSampler):
         super().__init__(points, seeds=seeds, ways=ways)
         self._inner = optuna.samplers.RandomSampler(seed=seed)
 
-    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> int:  # noqa: ARG002
+    def _choose(self, study: optuna.Study, trial: FrozenTrial, told: Told, left: Mask) -> tuple[int, str]:  # noqa: ARG002
         numbers = IntDistribution(0, int(left.sum()) - 1)
-        return int(np.flatnonzero(left)[self._inner.sample_independent(study, trial, "left", numbers)])
+        return int(np.flatnonzero(left)[self._inner.sample_independent(study, trial, "left", numbers)]), "random"
 
     def reseed_rng(self) -> None:
         self._inner.reseed_rng()

@@ -37,11 +37,12 @@ LEAST_PRICE = 0.01  # of a chain's time: noise may show a kernel at less than no
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One point to evaluate: tell its number back."""
+    """One point to evaluate: tell its number back. `chosen`: as `LegalSampler.how`."""
 
     number: int
     schedule: Schedule
     predicted_us: float
+    chosen: str = ""
 
 
 class Search:
@@ -71,12 +72,12 @@ class Search:
             raise NothingValidError(
                 "no schedule is legal for this problem", hint="normgen space --why lists each refusal"
             )
-        self._legal = Schedules.of(legal)
-        self._predicted = np.maximum(np.asarray(predicted, dtype=np.float64), 1e-9)
+        self.legal = Schedules.of(legal)
+        self.predicted = np.maximum(np.asarray(predicted, dtype=np.float64), 1e-9)
         self._sampler = sampler_named(
             sampler,
-            self._legal,
-            log_cost=np.log(self._predicted),
+            self.legal,
+            log_cost=np.log(self.predicted),
             facts=facts,
             seeds=seeds,
             seed_count=seed_count,
@@ -149,8 +150,13 @@ class Search:
         trial = self.study.ask(self._distributions)
         index = self._sampler.index_of(trial.params)
         assert index is not None, "the sampler proposes legal points"
-        self._pending[trial.number] = trial, self._legal[index]
-        return Proposal(number=trial.number, schedule=self._legal[index], predicted_us=float(self._predicted[index]))
+        self._pending[trial.number] = trial, self.legal[index]
+        return Proposal(
+            number=trial.number,
+            schedule=self.legal[index],
+            predicted_us=float(self.predicted[index]),
+            chosen=self._sampler.how(trial),
+        )
 
 
 def sampler_named(

@@ -150,14 +150,14 @@ class Surrogate:
         self._queue = list(dict.fromkeys([*given, *first]))
         self._kept: tuple[object, _Outlook] | None = None
 
-    def choose(self, told: Told, left: Mask) -> int:
-        """The next point, of those [points] that may be proposed: one at least."""
+    def choose(self, told: Told, left: Mask) -> tuple[int, str]:
+        """The next point, of those [points] that may be proposed, one at least; and how: model, region or search."""
         if (seed := next((i for i in self._queue if left[i]), None)) is not None:
-            return seed
+            return seed, "model"
         if not _has_fit(told):
             proven = {self._main_way, *(int(self.legal.ways[i]) for i in told.costs)}
             ordered = self._by_cost[left[self._by_cost]]
-            return next((int(i) for i in ordered if int(self.legal.ways[i]) in proven), int(ordered[0]))
+            return next((int(i) for i in ordered if int(self.legal.ways[i]) in proven), int(ordered[0])), "model"
         outlook = self._outlook(told)
         outlook.believe(told.flying)
         chance = self._feasible(told)
@@ -166,9 +166,9 @@ class Surrogate:
         if 0 < turn < len(leaders):
             here = left & (self._regions == self._regions[leaders[turn]])
             if (chosen := outlook.choose(here, chance, best=told.costs[leaders[turn]])) is not None:
-                return chosen
+                return chosen, "region"
         chosen = outlook.choose(left, chance, best=told.best)
-        return int(np.argmax(left)) if chosen is None else chosen  # none of them was in the pool
+        return int(np.argmax(left)) if chosen is None else chosen, "search"  # None: none of them was in the pool
 
     def hope(self, told: Told) -> float:
         """Expected relative improvement over the best of the most promising point left; inf before there is a fit."""
