@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from normgen.spec.spec import Spec
     from normgen.suites.rows import tune_rows
     from normgen.tuning import Result, tune
+    from normgen.tuning.search.sampler import SurrogateSampler
 
 __all__ = [
     "AnyRows",
@@ -43,6 +44,7 @@ __all__ = [
     "Result",
     "Spec",
     "SpecError",
+    "SurrogateSampler",
     "UsageError",
     "VerificationError",
     "kernel",
@@ -56,6 +58,7 @@ _LAZY = {
     "Kernel": "normgen.python.handle",
     "Result": "normgen.tuning",
     "Spec": "normgen.spec.spec",
+    "SurrogateSampler": "normgen.tuning.search.sampler",
     "kernel": "normgen.python.handle",
     "tune": "normgen.tuning",
     "tune_rows": "normgen.suites.rows",

@@ -63,6 +63,8 @@ LATE = {
     ("cli.options", "problem.problem"): "it imports numpy, which what starts the processes of a tune does without",
     ("tuning.measured", "tuning.search.dashboard"): "it loads optuna, while the first kernels compile",
     ("tuning.measured", "tuning.search.search"): "it loads optuna, while the first kernels compile",
+    ("studies.replay", "tuning.search.sampler"): "it imports Optuna, which sweeps and explanations do without",
+    ("studies.replay", "tuning.search.search"): "it imports Optuna, which sweeps and explanations do without",
     ("cli.tune.run", "suites.crew"): "it imports SQLAlchemy, a fifth of a tune's start, for suites alone",
 }
 MOST_FILES = 14  # of one folder

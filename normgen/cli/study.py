@@ -105,7 +105,7 @@ def sweep(ctx: click.Context, /, as_json: bool, setting: str, context: str, out:
 @click.command()
 @json_option
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--strategy", "names", multiple=True, help="normgen, random, tpe; repeat for several (default: all).")
+@click.option("--strategy", "names", multiple=True, help=f"{', '.join(STRATEGIES)}; repeat (default: all).")
 @click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
 @click.option("--page", type=NewFile(), help="Write the tables as Markdown too.")
@@ -114,8 +114,10 @@ def replay(
 ) -> None:
     """What search strategies would have found on recorded sweeps, without a GPU.
 
-    Prints the optimum over the best so far after 10, 25, 50, 100 and 200 evaluations: median and worst seed.
-    --json prints {sweeps: [{file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}]}.
+    Prints the optimum over the best so far after 10, 25, 50, 64, 100 and 200 evaluations, median and worst seed, and a
+    score: the share of what random search leaves to be won over 64 evaluations; behind the last file its means, over
+    all sweeps and over those that the cost model was not fitted to.
+    --json prints {sweeps: [{file, points, optimum_us, fitted, reports: [{strategy, seeds, median, worst, score}]}]}.
     """
     found = []
     chosen = names or STRATEGIES
@@ -131,11 +133,14 @@ def replay(
         found.append((file, sweep, land, reports))
         if not as_json:
             _show_reports(file, land, reports)
+    if not as_json:
+        _show_means([(land, reports) for _, _, land, reports in found])
     if page is not None:
         write_output(page, search_page(found, seeds=seeds))
     if as_json:
         facts = [
-            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us} | {"reports": reports}
+            {"file": str(file), "points": len(land.legal), "optimum_us": land.optimum_us, "fitted": land.fitted}
+            | {"reports": reports}
             for file, _, land, reports in found
         ]
         show({"sweeps": facts})
@@ -147,6 +152,17 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[ReplayReport]) 
     for report in reports:
         for what, values in (("median", report.median), ("worst", report.worst)):
             click.echo(f"{report.strategy:<10} {what:<7}" + "".join(f"{values[n]:8.3f}" for n in EVALUATIONS))
+        click.echo(f"{report.strategy:<10} score  {report.score:8.3f}")
+
+
+def _show_means(lands: Sequence[tuple[Landscape, Sequence[ReplayReport]]]) -> None:
+    for what, chosen in (("all", lands), ("never fitted", [one for one in lands if not one[0].fitted])):
+        scores: dict[str, list[float]] = {}
+        for _, reports in chosen:
+            for report in reports:
+                scores.setdefault(report.strategy, []).append(report.score)
+        means = ", ".join(f"{name} {sum(found) / len(found):.3f}" for name, found in scores.items())
+        click.echo(f"mean score, {what} ({len(chosen)} sweeps): {means or 'none'}")
 
 
 @click.command()

@@ -109,11 +109,23 @@ def constants_of(device: Device) -> Constants:
     return _shipped(device.name, device.arch)
 
 
+def fitted_to(device: Device) -> frozenset[str]:
+    """The problems whose times those constants were fitted to, spelled as `str(problem)`."""
+    path = _file_of(device.name, device.arch)
+    fit = parse_json(path.read_bytes())["evidence"].get("fit", []) if path else []
+    return frozenset(line.rpartition(":")[0] for line in fit)
+
+
 @functools.cache
 def _shipped(name: str, arch: int) -> Constants:
+    path = _file_of(name, arch)
+    return read_constants(path) if path else Constants()
+
+
+def _file_of(name: str, arch: int) -> Path | None:
     kin = (known.name for known in TARGETS.values() if known.arch == arch)
     files = (FOLDER / file_name(known) for known in (name, *kin))
-    return next((read_constants(path) for path in files if path.is_file()), Constants())
+    return next((path for path in files if path.is_file()), None)
 
 
 def read_constants(path: Path) -> Constants:

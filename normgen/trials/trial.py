@@ -3,7 +3,7 @@
 A line of a file has only what is not at its default; device, versions and what every trial shares stand in the head.
 
 schedule, chosen     the knobs that are not plain; how the schedule came to be tried: the "default"; a "record" that was
-                     known; among the first by the cost "model"; by the "search", its "polish" of the best, or a "tune"
+                     known; among the first by the cost "model"; by the "search", its "region" of the best, or a "tune"
                      that did not keep which; the "counterpart" of the best with or without statistics; a legal one at
                      "random"; by "hand"; as the known winner of a "tuned" problem; of a sweep's "sample"
 outcome, reason      as a record's

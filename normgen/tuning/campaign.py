@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from normgen.errors import NothingValidError
 from normgen.measure import timing
@@ -28,8 +29,10 @@ from normgen.tuning.candidate import Built, Candidate, Checked, Failed, Proposed
 from normgen.tuning.finals import CampaignEnd, confirm
 from normgen.tuning.hearing import Hearing
 from normgen.tuning.progress import Standing
-from normgen.tuning.search.search import Proposal
 from normgen.tuning.standings import Reference
+
+if TYPE_CHECKING:
+    from normgen.tuning.search.search import Proposal
 
 BATCH = 8  # two are in flight: small enough that the seeds are told before the surrogate is asked
 RANDOM = 8  # drawn points at most, one for each batch: a fair sample of 300 problems is then 2400 timings

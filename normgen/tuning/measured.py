@@ -34,6 +34,8 @@ from normgen.tuning.campaign import Campaign
 from normgen.tuning.compile import Builder
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.run import TuningRun
+from normgen.tuning.search.features import facts_of
+from normgen.tuning.search.names import SAMPLERS
 
 if TYPE_CHECKING:
     from normgen.tuning.search.dashboard import StudyCopy
@@ -134,12 +136,14 @@ def prepare(run: TuningRun, *, copy: StudyCopy | None = None) -> tuple[Search, S
     legal = with_default(space(run.problem, run.device).legal, default)
     found = lookup(run.problem, run.device, place=run.place)
     known = [found.schedule] if found.schedule else []
-    predicted = terms(run.problem, legal, run.device, hot=run.place.is_hot)["us"].tolist()
+    told = terms(run.problem, legal, run.device, hot=run.place.is_hot)
     search = Search(
         legal,
-        predicted=predicted,
+        predicted=told["us"],
+        facts=facts_of(told["occupancy"], told["waves"], told["registers"]),
         seeds=(default, *known),
         seed=run.seed,
+        sampler=run.sampler if run.measured else SAMPLERS[0],  # where nothing is told, the cost model alone orders
         study_name=study_name(run.problem),
         copy=copy,
     )

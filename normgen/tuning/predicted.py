@@ -18,9 +18,10 @@ from normgen.tuning.compile import Builder, Finished
 from normgen.tuning.measured import prepare
 from normgen.tuning.progress import Standing
 from normgen.tuning.run import TuningRun, brief
+from normgen.tuning.search.names import SAMPLERS
 
 # Schedules worth compiling when nothing is measured: by the model the best of 40 was one of the first 15 in each of ten
-# problems (all classes, forward and backward).
+# problems (nine of rows, one of them backward, and a product).
 COMPILED = 24
 COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and is left to `normgen verify`
@@ -43,6 +44,8 @@ def predict_without_gpu(run: TuningRun) -> tuple[tuple[Record, ...], bool]:
         builder = Builder(run.problem, emit=emit, submit=lambda m: pool.submit(m, run.device.arch))
         if run.storage:
             run.note("nothing is measured without a GPU: no study was written to the storage")
+        if run.sampler != SAMPLERS[0]:
+            run.note(f"nothing is measured without a GPU: the cost model decides, not the sampler {run.sampler}")
         run.begin("compile", min(run.trials, COMPILED))
         if run.clock.left_s > 0:
             proposals = search.ask(min(run.trials, COMPILED))

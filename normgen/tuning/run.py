@@ -96,6 +96,7 @@ class TuningRun:
     memory: KnownAnswers = field(default_factory=KnownAnswers)
     study: Study | None = None
     storage: str | None = None
+    sampler: str = "normgen"
     counts: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -219,6 +220,7 @@ class TuningRun:
             "device": self.device.name,
             **self.place.as_dict(),
             "seed": self.seed,
+            "sampler": self.sampler,
             "measured": self.measured,
             "nvrtc": self.versions.get("nvrtc"),
             "protocol": self.versions.get("protocol"),
@@ -242,6 +244,7 @@ def open_run(
     reuse: bool = True,
     study: Study | None = None,
     storage: str | None = None,
+    sampler: str = "normgen",
     clock: Clock | None = None,
     goes_on: bool = False,
 ) -> Iterator[TuningRun]:
@@ -251,6 +254,7 @@ def open_run(
     reuse    measured results of other runs are taken over
     study    where the candidates go too, and where those of a dead host's run come from
     storage  a database that gets a copy of the study
+    sampler  what decides which candidate is next: one of `search.names`
     clock    one that has been running for this run already
     goes_on  to all the trials there is time for, whatever they promise
     """
@@ -270,6 +274,7 @@ def open_run(
         reuse=reuse,
         study=study,
         storage=storage,
+        sampler=sampler,
     )
     with needs_state():
         lock = _folder_of(run, resume=resume)

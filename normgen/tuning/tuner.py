@@ -34,6 +34,7 @@ from normgen.tuning.predicted import predict_without_gpu
 from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S, Progress, Silent
 from normgen.tuning.result import Result
 from normgen.tuning.run import Clock, Study, TuningRun, open_run
+from normgen.tuning.search.names import require_sampler
 
 PROVE = "`normgen export winner.jsonl` compares it and writes one where there is a C++ compiler"
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
@@ -56,8 +57,10 @@ class _Terms:
     reuse: bool
     study: Study | None
     storage: str | None
+    sampler: str
 
     def __post_init__(self) -> None:
+        require_sampler(self.sampler)
         if self.trials < 1:
             raise UsageError("a run needs at least one trial", received=str(self.trials))
         if not 0 < self.budget_s <= LONGEST_BUDGET_S:
@@ -85,6 +88,7 @@ def tune(
     reuse: bool = True,
     study: Study | None = None,
     storage: str | None = None,
+    sampler: str = "normgen",
     start: Start | None = None,
     **question: Unpack[Asked],
 ) -> Result:
@@ -102,6 +106,7 @@ def tune(
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
     study     a study in a shared database that gets every candidate too (`suites.shared_study`)
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
+    sampler   what decides which candidate is next: "normgen", or Optuna's "tpe", "gp" (needs torch) or "random"
     start     looks for the device already, and ends with the run: `device` is not looked at
     question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Asked`
 
@@ -121,6 +126,7 @@ def tune(
         reuse=reuse,
         study=study,
         storage=storage,
+        sampler=sampler,
     )
     folder = None if output is None else Path(output)
     if folder is not None:

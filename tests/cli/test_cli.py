@@ -128,6 +128,7 @@ def test_help_answers_in_less_than_0_15_s() -> None:
         ),
         (("tune", "--shape", "8x8", "--device", "cpu", "--target", "h300"), "did you mean 'h"),
         (("tune", "--shape", "8x8", "--budget", "soon"), "received: soon"),
+        (("tune", "--suite", "decode_h200", "--sampler", "tpe"), "--sampler is for one problem"),
         (("tune", "--shape", "8x8", "--trials", "0"), "at least one trial"),
         (("tune", "--shape", "0x8"), "a shape without rows has nothing to tune"),
         (("show", "--shape", "8x8", "--schedule", "vectr=4"), "did you mean 'vector'?"),

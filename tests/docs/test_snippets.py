@@ -27,6 +27,7 @@ RUN = (
     "products.md",
     "records.md",
     "engines.md",
+    "search.md",
 )  # README's commands: tests/test_end_to_end.py, and a release
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 

@@ -9,6 +9,7 @@ import pytest
 
 from normgen.cost.model import predict, terms
 from normgen.program.source import stages_of
+from normgen.schedule.many import NAMES, combinations
 from normgen.schedule.schedule import Schedule, changed
 from normgen.schedule.space import space
 from tests.schedule import drawn
@@ -41,8 +42,11 @@ def test_every_term_of_many_schedules_is_that_of_each_alone(name: str) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_spaces_are_those_that_were_drawn(name: str) -> None:
     problem, device = NAMED[name]
-    found = drawn.facts_of(space(problem, device))
-    assert found == {key: DRAWN[name][key] for key in found}
+    found = space(problem, device)
+    facts = drawn.facts_of(found)
+    assert facts == {key: DRAWN[name][key] for key in facts}
+    different, _ = combinations(found.legal, np.arange(len(found)), range(len(NAMES)))
+    assert len(different) == len(found), "each schedule once"
 
 
 def test_no_schedules_have_no_terms() -> None:

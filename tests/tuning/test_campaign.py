@@ -430,9 +430,9 @@ def test_a_record_says_how_its_schedule_was_chosen(run: TuningRun) -> None:
     by_model = [r.predicted_us for r in records if r.search["chosen"] == "model" and r.schedule.variance == "two_pass"]
     assert max(by_model) < np.median(PREDICTED)
     counts = Counter(how.values())
-    assert set(counts) == {"default", "record", "model", "search", "polish", "random"}
+    assert set(counts) == {"default", "record", "model", "search", "region", "random"}
     assert counts["default"] == counts["record"] == 1
-    assert counts["search"] > counts["polish"] > 0  # two polished of each batch of eight at least
+    assert counts["search"] > counts["region"] > 0  # two polished of each batch of eight at least
     assert {r.search["chosen"] for r in finalist_records(campaign, finish)} <= set(counts)
 
 
@@ -458,7 +458,7 @@ def test_points_drawn_at_random_are_timed_behind_the_search_which_does_not_hear_
     monkeypatch.setattr(campaigns, "RANDOM", 0)
     without, records = tuned(0)
     assert without == proposals
-    assert {r.search["chosen"] for r in records} == {"default", "model", "search", "polish"}
+    assert {r.search["chosen"] for r in records} == {"default", "model", "search", "region"}
 
 
 def test_a_drawn_point_that_is_the_fastest_wins_and_one_that_is_wrong_is_recorded(run: TuningRun) -> None:
@@ -509,10 +509,10 @@ def test_a_drawn_point_that_the_search_asks_for_first_is_compiled_once_and_is_th
 def test_the_search_is_told_prices_and_the_best_is_the_chains_time(run: TuningRun) -> None:
     campaign = campaign_on(run, SimulatedBench())
     campaign.finish()
-    strategy, best = campaign.search._strategy, campaign.search.best
+    study, best = campaign.search.study, campaign.search.best
     assert best is not None
-    assert min(strategy._us.values()) == pytest.approx(best[1] - BASE_US, rel=0.05)
-    assert strategy.log_cost == pytest.approx(np.log(np.asarray(PREDICTED)))
+    assert study.best_value == pytest.approx(best[1] - BASE_US, rel=0.05)
+    assert Schedule(**study.best_params) == best[0]
     assert campaign.search.ask(1)[0].predicted_us in PREDICTED
 
 

@@ -155,3 +155,17 @@ def test_a_search_ends_early_only_when_nothing_promises_more() -> None:
     assert SETTLED_AFTER <= told < 160
     assert search.best is not None
     assert search.best[1] <= 1.01 * OPTIMUM
+
+
+def test_a_proposal_says_how_it_was_chosen() -> None:
+    search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,))
+    found = []
+    for _ in range(5):
+        for proposal in search.ask(8):
+            found.append(proposal.chosen)
+            search.tell(proposal.number, truth(proposal.schedule))
+    assert found[:9] == ["record"] + ["model"] * 8
+    assert set(found[9:]) == {"search", "region"}
+    assert found[9:].count("search") >= found[9:].count("region")
+    others = {name: Search(LEGAL, predicted=PREDICTED, sampler=name).ask(1)[0].chosen for name in ("tpe", "random")}
+    assert others == {"tpe": "search", "random": "random"}

@@ -21,9 +21,22 @@ from normgen.cli.options import (
 )
 from normgen.errors import UsageError
 from normgen.measure.isolation.start import Start
+from normgen.tuning.search.names import SAMPLERS
 
 MOST_JOBS = 1024
-_SEARCH = ("setting", "context", "trials", "seed", "target", "output", "replace", "resume", "reuse", "storage")
+_SEARCH = (
+    "setting",
+    "context",
+    "trials",
+    "seed",
+    "target",
+    "output",
+    "replace",
+    "resume",
+    "reuse",
+    "storage",
+    "sampler",
+)
 
 
 @click.command()
@@ -52,6 +65,10 @@ _SEARCH = ("setting", "context", "trials", "seed", "target", "output", "replace"
     "--storage",
     help="Database for the study, sqlite:///studies.db; hosts share a suite through postgresql://user@host/name.",
 )
+@click.option(
+    "--sampler", type=click.Choice(SAMPLERS), default=SAMPLERS[0], show_default=True,
+    help="What decides which candidate is next: normgen's own, or Optuna's; gp needs torch.",
+)  # fmt: skip
 @click.option("--restart", is_flag=True, help="With --storage: forget what it has of this suite.")
 @click.option("--stale-after", default="15s", show_default=True, help="A worker silent for so long counts as dead.")
 def tune(as_json: bool, suite: str | None, **options: Any) -> None:
@@ -70,6 +87,8 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
         if options["push"]:
             hint = "`normgen trials push FOLDER` copies what runs have timed"
             raise UsageError("--push belongs to --shape", received=str(options["push"]), hint=hint)
+        if options["sampler"] != SAMPLERS[0]:
+            raise UsageError("--sampler is for one problem; a suite has normgen's", received=options["sampler"])
         code = _loaded().tune_suite(as_json, suite, options)
     else:
         for name in ("only", "gpus", "restart"):

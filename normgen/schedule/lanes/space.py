@@ -50,7 +50,7 @@ def base_points(problem: Problem, device: Device) -> Iterator[Schedule]:
             unroll=unroll,
             arithmetic=approximate,
         )
-        if found.threads not in sizes:
+        if found.threads != threads:
             continue
         if hold is Hold.REGISTERS and steps_of_part(problem, found) > LONGEST_HELD:
             continue

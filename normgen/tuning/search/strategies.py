@@ -1,245 +1,295 @@
-"""Which point of an enumerated legal set to measure next: ours, and a random order. No device, no study.
+"""Which point of an enumerated legal set to measure next, from what was told of others. No device, no study.
 
-Ours, in batches of which two may be in flight:
-  1. seeds: the given ones (the default, known winners), then the cost model's best, no two alike in the knobs that
-     cut the work, and one of every other rewrite: one wrong result then speaks for its rewrite.
-  2. after that most of a batch by expected improvement under the surrogate, a share of it among the neighbours
-     (one knob changed) of the best few points. Points of the same batch, and of the batch in flight, count as
-     measured at their expected value ("kriging believer": Ginsbourger et al. 2010), so that a batch spreads.
-A rewrite whose results were wrong and never right is not proposed again.
+  1. seeds: the given ones (the default, known winners), then the prior's best, no two of one group (for schedules: no
+     two that cut the work alike), and one of every other way: one wrong result then speaks for its way. Without a
+     prior: points that are far apart.
+  2. after that by expected improvement under the surrogate: in the whole set, and in turns in the regions of the second
+     and the third best point, there over that region's own best; a search that sits on the side of a lower hill so
+     climbs another one too. Points in flight count as measured at their expected value ("kriging believer":
+     Ginsbourger et al. 2010), so that a batch spreads.
+A way (for schedules: a rewrite of the formula) whose results were wrong and never right is not proposed again.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.schedule.many import NAMES, Schedules, combinations
-from normgen.schedule.schedule import Schedule
 from normgen.tuning.search import surrogate
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 SEEDS = 8  # the first batch: more of the cost model's best keep a search among their kind (docs/search.md's sweeps)
-POLISH_SHARE = 0.4
-POLISHED = 3  # neighbours of so many of the best points
+TURNS = (0, 0, 0, 1, 1, 1, 2, 2)  # which region has the turn: 0 is the whole set
+NEAR = 3  # of so many of the best points the neighbours are looked at
+DRAWN = 64  # of which the farthest is taken where nothing is known
 WRONG_LIMIT = 2
-POOL = 1200  # points a batch is chosen from: the cost model's best, random ones, and neighbours of the best
+POOL = 2000  # points the next is chosen from: a quarter the prior's best, random ones, and neighbours of the best
 LEAST_TOLD = 6
 
 
-class Strategy(Protocol):
-    """Proposes indices into a legal set and is told what they took."""
+@dataclass(frozen=True)
+class Told:
+    """What is known of a legal set, by indices: costs of usable points, those without one, those in flight as asked.
 
-    def ask(self, count: int) -> list[int]:
-        """Up to `count` points not asked for before; none when the set is exhausted."""
+    wrong   points whose result was wrong
+    failed  no usable point for another reason
+    """
 
-    def tell(self, index: int, us: float | None, *, is_wrong: bool = False) -> None:
-        """µs of a point; None: it is no usable kernel, `is_wrong` when its result missed the contract."""
+    costs: Mapping[int, float] = field(default_factory=dict)
+    failed: frozenset[int] = frozenset()
+    wrong: frozenset[int] = frozenset()
+    flying: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Points told, failures included."""
+        return len(self.costs) + len(self.failed) + len(self.wrong)
+
+    @property
+    def best(self) -> float:
+        """The lowest cost."""
+        return min(self.costs.values())
+
+    def top(self, count: int) -> list[int]:
+        """The best few, best first."""
+        return sorted(self.costs, key=lambda i: (self.costs[i], i))[:count]
 
 
-class RandomOrder:
-    """Every point once, in a shuffled order."""
+class Points(NamedTuple):
+    """Points as columns: `codes` [points, knobs] into the values of each knob, all of which occur."""
 
-    def __init__(self, size: int, *, seed: int) -> None:
-        self._order = random.Random(seed).sample(range(size), size)
+    knobs: tuple[str, ...]
+    codes: NDArray[np.int16]
+    values: tuple[tuple[Any, ...], ...]
 
-    def ask(self, count: int) -> list[int]:
-        asked, self._order = self._order[:count], self._order[count:]
-        return asked
+    @staticmethod
+    def of(points: Sequence[Mapping[str, Any]]) -> Points:
+        """Of mappings with the same knobs."""
+        columns = {knob: [point[knob] for point in points] for knob in points[0]}
+        codes = np.stack([codes_of(values) for values in columns.values()], axis=1)
+        return Points(tuple(columns), codes, tuple(tuple(dict.fromkeys(values)) for values in columns.values()))
 
-    def tell(self, index: int, us: float | None, *, is_wrong: bool = False) -> None:
-        pass
+
+class Legal:
+    """An enumerated legal set: which of its points may still be proposed.
+
+    codes  [points, knobs]: equal where values are
+    ways   what a wrong result speaks against: a value for each point
+    """
+
+    def __init__(self, codes: NDArray[np.int16], *, ways: Sequence[Hashable] | None = None) -> None:
+        self.size = len(codes)
+        self.codes = codes
+        self.ways = codes_of(ways) if ways is not None else np.zeros(self.size, dtype=np.int16)
+
+    def left(self, told: Told) -> Mask:
+        """[points]: neither told nor in flight, nor of a way that was wrong WRONG_LIMIT times and never right."""
+        left = np.ones(self.size, dtype=bool)
+        left[[*told.costs, *told.failed, *told.wrong, *told.flying]] = False
+        right, wrong = self.results_of_ways(told)
+        for way, count in wrong.items():
+            if count >= WRONG_LIMIT and not right[way]:
+                left &= self.ways != way
+        return left
+
+    def results_of_ways(self, told: Told) -> tuple[Counter[int], Counter[int]]:
+        """How many results of each way were right, and wrong."""
+        return Counter(int(self.ways[i]) for i in told.costs), Counter(int(self.ways[i]) for i in told.wrong)
+
+    def distance(self, index: int) -> NDArray[np.intp]:
+        """In how many knobs each point differs from that one: [points]."""
+        differs: NDArray[np.intp] = (self.codes != self.codes[index]).sum(axis=1)
+        return differs
 
 
 class Surrogate:
-    """Seeds, then expected improvement with a polish: see the module's docstring. Deterministic for a seed.
+    """The next point by seeds, then expected improvement with a polish: see the module's docstring.
 
-    log_cost   log of the cost model's µs of each legal schedule
-    seeds      indices to try first
-    how        of a point that was asked for: a "record" that was given, by cost "model", "search" or its "polish"
+    A function of what was told and of the seed alone: whoever goes on with another's search goes the same way.
+
+    legal     the set
+    features  [points, features]: a difference of 1 is one step
+    log_cost  [points]: log of what a model says each costs; None: nothing is known
+    seeds     indices to try first
+    groups    of which there is one point each among the prior's best that are tried first
+    regions   [points]: which part of the set each is in; None: all in one
     """
 
     def __init__(
         self,
-        legal: Sequence[Schedule],
+        legal: Legal,
         *,
-        log_cost: Array,
+        features: Array,
+        log_cost: Array | None = None,
         seeds: Sequence[int] = (),
+        groups: Sequence[Hashable] | None = None,
+        regions: Sequence[Hashable] | None = None,
         seed_count: int = SEEDS,
         seed: int = 0,
     ) -> None:
-        self._legal = legal
-        self.log_cost = log_cost
-        self._random = np.random.default_rng(seed)
-        self._features = surrogate.features_of(legal)
-        self._codes = codes_of(legal)
-        self._left = np.ones(len(legal), dtype=bool)
-        self._us: dict[int, float] = {}
-        self._failed: set[int] = set()  # no kernel at all: not those with a wrong result
-        self._flying: dict[int, None] = {}
-        self.how: dict[int, str] = {}
-        self._ways = ways_of(legal)
-        self._wrong: Counter[int] = Counter()
-        self._by_cost = np.argsort(log_cost + 1e-3 * self._random.random(len(legal)), kind="stable")
-        self._given = frozenset(seeds)
-        self._queue = self._seed_order(list(dict.fromkeys(seeds)), seed_count)
+        self.legal = legal
+        self.log_cost = np.zeros(legal.size) if log_cost is None else log_cost - log_cost.mean()
+        self._regions = codes_of(regions) if regions is not None else np.zeros(legal.size, dtype=np.int16)
+        self._features = features
+        self._seed = seed
+        jitter = np.random.default_rng(seed).random(legal.size)
+        self._by_cost = np.argsort(self.log_cost + 1e-3 * jitter, kind="stable")
+        self._groups = groups if groups is not None else range(legal.size)
+        given = list(dict.fromkeys(seeds))
+        self._main_way = int(legal.ways[given[0] if given else self._by_cost[0]])
+        first = self._far_apart(given, seed_count) if log_cost is None else self._likely(given, seed_count)
+        self._queue = list(dict.fromkeys([*given, *first]))
+        self._kept: tuple[object, _Outlook] | None = None
 
-    def ask(self, count: int) -> list[int]:
-        picked = [i for i in self._queue[:count] if self._left[i]]
-        self._queue = self._queue[count:]
-        self._take(picked, ["record" if i in self._given else "model" for i in picked])
-        while len(picked) < count and self._left.any():
-            picked += self._choose(count - len(picked))
-        return picked
+    def choose(self, told: Told, left: Mask) -> tuple[int, str]:
+        """The next point, of those [points] that may be proposed, one at least; and how: model, region or search."""
+        if (seed := next((i for i in self._queue if left[i]), None)) is not None:
+            return seed, "model"
+        if not _has_fit(told):
+            proven = {self._main_way, *(int(self.legal.ways[i]) for i in told.costs)}
+            ordered = self._by_cost[left[self._by_cost]]
+            return next((int(i) for i in ordered if int(self.legal.ways[i]) in proven), int(ordered[0])), "model"
+        outlook = self._outlook(told)
+        outlook.believe(told.flying)
+        chance = self._feasible(told)
+        turn = TURNS[(told.count + len(told.flying)) % len(TURNS)]
+        leaders = self._leaders(told)
+        if 0 < turn < len(leaders):
+            here = left & (self._regions == self._regions[leaders[turn]])
+            if (chosen := outlook.choose(here, chance, best=told.costs[leaders[turn]])) is not None:
+                return chosen, "region"
+        chosen = outlook.choose(left, chance, best=told.best)
+        return int(np.argmax(left)) if chosen is None else chosen, "search"  # None: none of them was in the pool
 
-    def tell(self, index: int, us: float | None, *, is_wrong: bool = False) -> None:
-        self._flying.pop(index, None)
-        way = int(self._ways[index])
-        if us is not None:
-            self._us[index] = us
-            return
-        if not is_wrong:
-            self._failed.add(index)
-        self._wrong[way] += is_wrong
-        if self._wrong[way] >= WRONG_LIMIT and not any(self._ways[i] == way for i in self._us):
-            self._left &= self._ways != way
-
-    @property
-    def best(self) -> int | None:
-        """Index of the fastest point told."""
-        return min(self._us, key=lambda i: (self._us[i], i), default=None)
-
-    def hope(self) -> float:
+    def hope(self, told: Told) -> float:
         """Expected relative improvement over the best of the most promising point left; inf before there is a fit."""
-        if not self._has_fit():
+        if not _has_fit(told):
             return float("inf")
-        pool = self._pool()
-        if not pool.size:
-            return 0.0
-        belief, best = self._belief(pool), float(np.log(min(self._us.values())))
-        return float((surrogate.expected_improvement(belief.mean, belief.deviation, best) * self._feasible(pool)).max())
-
-    def _has_fit(self) -> bool:
-        return bool(self._us) and len(self._us) + len(self._failed) >= LEAST_TOLD
-
-    def _take(self, indices: Sequence[int], how: Sequence[str]) -> None:
-        self.how.update(zip(indices, how, strict=True))
-        self._left[list(indices)] = False
-        self._flying.update(dict.fromkeys(indices))
+        return self._outlook(told).hope(self.legal.left(told), self._feasible(told))
 
     # ---- seeds ---------------------------------------------------------------------------------------------------
 
-    def _seed_order(self, given: list[int], count: int) -> list[int]:
-        """The given seeds; then the cost model's best with a new cut of the work each, other rewrites early."""
-        chosen = list(given)
-        cuts = {_cut(self._legal[i]) for i in chosen}
-        self._main_way = main_way = int(self._ways[chosen[0] if chosen else self._by_cost[0]])
-        others = [int(w) for w in np.unique(self._ways) if w != main_way]
-        probes = [next(int(i) for i in self._by_cost if self._ways[i] == way) for way in others]
+    def _likely(self, given: list[int], count: int) -> list[int]:
+        """The prior's best of a new group each, other ways early."""
+        ways, groups, main_way = self.legal.ways, self._groups, self._main_way
+        used = {groups[i] for i in given}
+        others = [int(w) for w in np.unique(ways) if w != main_way]
+        probes = [next(int(i) for i in self._by_cost if ways[i] == way) for way in others]
         diverse: list[int] = []
         for index in map(int, self._by_cost):
             if len(diverse) >= count - len(probes):
                 break
-            if self._ways[index] == main_way and _cut(self._legal[index]) not in cuts:
-                cuts.add(_cut(self._legal[index]))
+            if ways[index] == main_way and groups[index] not in used:
+                used.add(groups[index])
                 diverse.append(index)
-        first = [*diverse[:2], *probes, *diverse[2:]]
-        return list(dict.fromkeys([*chosen, *first]))
+        return [*diverse[:2], *probes, *diverse[2:]]
+
+    def _far_apart(self, given: list[int], count: int) -> list[int]:
+        """Each the farthest of some drawn ones from those before it (maximin: Johnson et al. 1990)."""
+        drawn = np.random.default_rng((self._seed, 0))
+        apart = np.full(self.legal.size, np.inf)
+        chosen: list[int] = []
+        for index in [*given, *[None] * count]:
+            if index is None:
+                some = drawn.choice(self.legal.size, min(self.legal.size, DRAWN))
+                index = int(some[np.argmax(apart[some])])
+                chosen.append(index)
+            apart = np.minimum(apart, np.abs(self._features - self._features[index]).sum(axis=1))
+        return chosen
 
     # ---- afterwards ----------------------------------------------------------------------------------------------
 
-    def _choose(self, count: int) -> list[int]:
-        if not self._has_fit():
-            proven = {self._main_way, *(int(self._ways[i]) for i in self._us)}
-            left = [int(i) for i in self._by_cost if self._left[i]]
-            chosen = sorted(left, key=lambda i: int(self._ways[i]) not in proven)[:count]
-            self._take(chosen, ["model"] * len(chosen))
-            return chosen
-        found = self._spread(self._pool(), count)
-        self._take(list(found), list(found.values()))
-        return list(found)
+    def _outlook(self, told: Told) -> _Outlook:
+        """What the told points let expect, nothing in flight believed yet: kept until another is told."""
+        known = (dict(told.costs), told.failed, told.wrong)
+        if self._kept is None or self._kept[0] != known or not self._kept[1].goes_on(told.flying):
+            observed, log_cost = _observed(told)
+            posterior = surrogate.fit(self._features[observed], log_cost, self.log_cost[observed])
+            pool = self._pool(told)
+            belief = posterior.over(self._features[pool], self.log_cost[pool])
+            self._kept = known, _Outlook(pool, belief, told.best)
+        return self._kept[1]
 
-    def _pool(self) -> NDArray[np.intp]:
-        """Points a batch is chosen from."""
-        left = np.flatnonzero(self._left)
-        if left.size <= POOL:
-            return left
-        near = np.zeros(len(self._legal), dtype=bool)
-        for index in self._top():
-            near |= self._distance(index) <= 1
-        cheap = self._by_cost[self._left[self._by_cost]][: POOL // 2]
-        anywhere = self._random.choice(left, POOL // 2, replace=False)
-        return np.unique(np.concatenate([np.flatnonzero(near & self._left), cheap, anywhere]))
+    def _pool(self, told: Told) -> Indices:
+        """Points that are looked at until another is told, those in flight among them."""
+        left = self.legal.left(replace(told, flying=()))
+        flying = np.array(told.flying, dtype=np.intp)
+        if left.sum() > POOL:
+            apart = np.min([self.legal.distance(i) for i in told.top(NEAR)], axis=0)
+            near = np.flatnonzero(left & (apart <= 1))
+            cheap = self._by_cost[left[self._by_cost]][: POOL // 4]
+            drawn = np.random.default_rng((self._seed, told.count))
+            anywhere = drawn.choice(np.flatnonzero(left), POOL - POOL // 4, replace=False)
+            return np.unique(np.concatenate([near, cheap, anywhere, flying]))
+        return np.unique(np.concatenate([np.flatnonzero(left), flying]))
 
-    def _top(self) -> list[int]:
-        return sorted(self._us, key=lambda i: (self._us[i], i))[:POLISHED]
+    def _leaders(self, told: Told) -> list[int]:
+        """The best point of each region, best first."""
+        first: dict[int, int] = {}
+        for index in told.top(len(told.costs)):
+            first.setdefault(int(self._regions[index]), index)
+        return list(first.values())
 
-    def _distance(self, index: int) -> NDArray[np.intp]:
-        """In how many knobs each legal point differs from that one: [legal]."""
-        differs: NDArray[np.intp] = (self._codes != self._codes[index]).sum(axis=1)
-        return differs
-
-    def _observed(self) -> tuple[list[int], Array]:
-        """Measured points and their log µs; what does not compile or launch counts as slow."""
-        told = sorted(self._us)
-        slow = min(self._us.values()) * math.exp(surrogate.SLOWEST)
-        return [*told, *sorted(self._failed)], np.log([self._us[i] for i in told] + [slow] * len(self._failed))
-
-    def _belief(self, pool: NDArray[np.intp]) -> surrogate.Belief:
-        told, log_us = self._observed()
-        posterior = surrogate.fit(self._features[told], log_us, self.log_cost[told])
-        return posterior.over(self._features[pool], self.log_cost[pool])
-
-    def _spread(self, pool: NDArray[np.intp], count: int) -> dict[int, str]:
-        """The best of the pool one after another, each believed at its mean before the next is chosen; and how."""
-        flying = np.array(list(self._flying), dtype=np.intp)
-        whole = np.concatenate([pool, flying])
-        belief = self._belief(whole)
-        for at in range(len(pool), len(whole)):
-            belief.believe(at)
-        best = float(np.log(min(self._us.values())))
-        near = np.zeros(len(self._legal), dtype=bool)
-        for index in self._top():
-            near |= self._distance(index) == 1
-        chance = self._feasible(pool)
-        free = np.ones(len(pool), dtype=bool)
-        picked: dict[int, str] = {}
-        for turn in range(min(count, len(pool))):
-            improvement = surrogate.expected_improvement(belief.mean, belief.deviation, best)[: len(pool)]
-            polish = turn < round(count * POLISH_SHARE) and bool((free & near[pool]).any())
-            allowed = free & near[pool] if polish else free
-            at = int(np.argmax(np.where(allowed, improvement * chance, -1.0)))
-            picked[int(pool[at])] = "polish" if polish else "search"
-            free[at] = False
-            belief.believe(at)
-        return picked
-
-    def _feasible(self, pool: NDArray[np.intp]) -> Array:
-        """Chance that a point's rewrite is right: of n results of its kind, wrong ones count against it."""
-        right = Counter(int(self._ways[i]) for i in self._us)
-        chance = {w: (right[w] + 0.5) / (right[w] + self._wrong[w] + 0.5) for w in set(self._ways.tolist())}
-        return np.array([chance[int(self._ways[i])] for i in pool])
+    def _feasible(self, told: Told) -> Array:
+        """Chance that a point's way is right: of n results of its kind, wrong ones count against it."""
+        right, wrong = self.legal.results_of_ways(told)
+        chance = [(right[w] + 0.5) / (right[w] + wrong[w] + 0.5) for w in range(int(self.legal.ways.max()) + 1)]
+        return np.array(chance)[self.legal.ways]
 
 
-def _cut(s: Schedule) -> tuple[object, ...]:
-    tile = (s.tile_m, s.tile_n, s.thread_m, s.thread_n)
-    return s.threads_per_row, s.rows_per_block, s.row_blocks, s.vector, s.hold, s.copy, s.persistent > 0, *tile
+class _Outlook:
+    """Expected improvement at a pool of points, as those in flight are believed one after another."""
+
+    def __init__(self, pool: Indices, belief: surrogate.Belief, best: float) -> None:
+        self._pool, self._belief = pool, belief
+        self._at = {int(index): at for at, index in enumerate(pool)}
+        self._believed: tuple[int, ...] = ()
+        self._at_first = self._improvement(best)
+
+    def goes_on(self, flying: tuple[int, ...]) -> bool:
+        """Whether nothing but these was believed, in this order, and all can be."""
+        return flying[: len(self._believed)] == self._believed and self._at.keys() >= set(flying)
+
+    def believe(self, flying: tuple[int, ...]) -> None:
+        for index in flying[len(self._believed) :]:
+            self._belief.believe(self._at[index])
+        self._believed = flying
+
+    def choose(self, allowed: Mask, chance: Array, *, best: float) -> int | None:
+        """The point that promises most over `best`, of the pool and allowed [points]; `chance`: its way is right."""
+        promise = np.where(allowed[self._pool], self._improvement(best) * chance[self._pool], -1.0)
+        at = int(np.argmax(promise))
+        return int(self._pool[at]) if promise[at] >= 0 else None
+
+    def hope(self, allowed: Mask, chance: Array) -> float:
+        """The largest expected improvement, with no point in flight believed; 0 when none is allowed."""
+        return float(np.max((self._at_first * chance[self._pool])[allowed[self._pool]], initial=0.0))
+
+    def _improvement(self, best: float) -> Array:
+        return surrogate.expected_improvement(self._belief.mean, self._belief.deviation, math.log(best))
 
 
-def codes_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:
-    """[legal, knobs]: which of a knob's values, in sorted order."""
-    return np.ascontiguousarray(Schedules.of(legal).compact().codes)
+def _has_fit(told: Told) -> bool:
+    return bool(told.costs) and len(told.costs) + len(told.failed) >= LEAST_TOLD
 
 
-def ways_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:
-    """A number for each combination of rewrites: [legal]."""
-    schedules = Schedules.of(legal).compact()
-    _, ways = combinations(schedules, np.arange(len(legal)), [NAMES.index("variance"), NAMES.index("softmax")])
-    return ways.astype(np.int16)
+def _observed(told: Told) -> tuple[list[int], Array]:
+    """Measured points and their log costs; what does not compile or launch counts as slow."""
+    usable, failed = sorted(told.costs), sorted(told.failed)
+    slow = told.best * math.exp(surrogate.SLOWEST)
+    return [*usable, *failed], np.log([told.costs[i] for i in usable] + [slow] * len(failed))
+
+
+def codes_of(values: Sequence[Hashable]) -> NDArray[np.int16]:
+    """A number for each value, the same for equal ones, in order of the first occurrence."""
+    number: dict[Hashable, int] = {}
+    return np.array([number.setdefault(value, len(number)) for value in values], dtype=np.int16)
