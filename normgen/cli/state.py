@@ -32,7 +32,7 @@ from normgen.records.winners import state_folder
 from normgen.studies.trial_files import read_trials
 from normgen.text import table
 from normgen.trials.file import text_of, write
-from normgen.trials.kept import NAME, Folder, joined, push
+from normgen.trials.kept import NAME, Folder, Trials, joined, push
 from normgen.trials.versions import environment
 from normgen.tuning.measured import results_here
 
@@ -128,7 +128,7 @@ def trials_group() -> None:
     """
 
 
-def _of_all(files: tuple[Path, ...]) -> Any:
+def _of_all(files: tuple[Path, ...]) -> Trials:
     return joined(trial for file in files for trial in read_trials(file))
 
 

@@ -202,14 +202,12 @@ def expected_best(land: Landscape) -> list[float]:
 
 def sampler_on(land: Landscape, strategy: str, seed: int) -> LegalSampler:
     """The sampler of a strategy over `land.varied`, with the default as its first point where it was swept."""
-    import optuna
-
-    from normgen.tuning.search.sampler import NearestSampler
+    from normgen.tuning.search.sampler import NearestSampler, optuna_sampler
     from normgen.tuning.search.search import surrogate_sampler
 
     seeds = [land.varied[land.legal.index(land.default)]] if land.default in land.legal else []
     if strategy == "tpe":
-        return NearestSampler(optuna.samplers.TPESampler(seed=seed), land.varied, seeds=seeds, seed=seed)
+        return NearestSampler(optuna_sampler(strategy, seed), land.varied, seeds=seeds, seed=seed)
     log_cost = np.log(np.asarray(land.predicted_us))
     if strategy == "misled":
         log_cost = np.random.default_rng((seed, 1)).permutation(log_cost)
