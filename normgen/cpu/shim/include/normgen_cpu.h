@@ -68,6 +68,8 @@ void normgen_cpu_syncwarp(unsigned mask);
 void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, int bytes);
 unsigned normgen_cpu_ballot(unsigned mask, int predicate);
 unsigned normgen_cpu_activemask();
+void normgen_cpu_ldmatrix(const void* line, unsigned* parts, bool columns);
+void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, bool is_bf16);
 void normgen_cpu_named_barrier(int id, int threads);
 void normgen_cpu_cluster_arrive(bool releases);
 void normgen_cpu_cluster_wait();

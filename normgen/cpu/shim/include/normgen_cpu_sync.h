@@ -112,6 +112,15 @@ NORMGEN_INLINE void cp_async_commit() { normgen_cpu_cp_async_commit(); }
 template <int N>
 NORMGEN_INLINE void cp_async_wait() { normgen_cpu_cp_async_wait(N); }
 
+template <bool kColumns, typename T>
+NORMGEN_INLINE void read_matrices(const T* line, unsigned* parts) { normgen_cpu_ldmatrix(line, parts, kColumns); }
+NORMGEN_INLINE void mma_bf16(const unsigned* left, const unsigned* right, float* upper, float* lower) {
+  normgen_cpu_mma(left, right, upper, lower, true);
+}
+NORMGEN_INLINE void mma_f16(const unsigned* left, const unsigned* right, float* upper, float* lower) {
+  normgen_cpu_mma(left, right, upper, lower, false);
+}
+
 NORMGEN_INLINE void mbarrier_init(unsigned long long* mbarrier, unsigned count) { normgen_cpu_mbarrier_init(mbarrier, count); }
 NORMGEN_INLINE void mbarrier_fence() { normgen_cpu_mbarrier_fence(); }
 NORMGEN_INLINE void mbarrier_expect_bytes(unsigned long long* mbarrier, unsigned bytes) { normgen_cpu_mbarrier_arrive(mbarrier, bytes); }

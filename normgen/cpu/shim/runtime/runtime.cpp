@@ -3,6 +3,7 @@
 
 #include "order.cpp"
 #include "faults.cpp"
+#include "matrix.cpp"
 #include "memory.cpp"
 #include "global.cpp"
 #include "fences.cpp"

@@ -193,11 +193,18 @@ struct Mbarrier {
 struct Block;
 
 struct Request {  // what a lane waits for in a warp collective
-  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot
+  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot, 3 ldmatrix, 4 mma
   uint32_t mask;
   int source, bytes, predicate;
   const void* in;
   void* out;
+};
+
+struct MatrixParts {  // what a lane has of the matrices of an mma
+  const unsigned* left;
+  const unsigned* right;
+  float* upper;
+  float* lower;
 };
 
 struct Fiber {
@@ -335,6 +342,10 @@ uint64_t stamp_of(const Fiber& fiber, uint64_t clock);
 // barriers.cpp
 Block& block_of_cluster(uintptr_t address, unsigned rank, uintptr_t pc);
 unsigned char* shared_of(Block& target, uintptr_t own);
+
+// matrix.cpp: of all lanes of a warp
+void read_matrices(const Request* const* lanes);
+void multiply_matrices(const Request* const* lanes);
 
 // warp.cpp, async.cpp
 void recheck_warp(Block& block, int warp);

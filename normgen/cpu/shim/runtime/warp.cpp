@@ -68,9 +68,22 @@ void order_lanes(Block& block, int warp, uint32_t expected) {
   }
 }
 
+void deliver_matrices(Block& block, int warp, const Request& request, uint32_t expected) {
+  if (expected != ~0u) {
+    fatal_fault(kDivergentBarrier, lane_of(block, warp, __builtin_ctz(expected))->pc, "a matrix instruction needs all lanes of a warp, and has %d",
+                __builtin_popcount(expected));
+  }
+  const Request* lanes[kWarp];
+  for (int lane = 0; lane < kWarp; ++lane) lanes[lane] = &lane_of(block, warp, lane)->request;
+  (request.kind == 3 ? read_matrices : multiply_matrices)(lanes);
+}
+
 void complete(Block& block, int warp, const Request& request, uint32_t expected) {
   if (request.kind == 0) {
     order_lanes(block, warp, expected);
+  } else if (request.kind >= 3) {
+    check_places(block, warp, expected);
+    deliver_matrices(block, warp, request, expected);
   } else {
     check_places(block, warp, expected);
     deliver(block, warp, expected);
@@ -130,4 +143,18 @@ NORMGEN_API unsigned normgen_cpu_ballot(unsigned mask, int predicate) {
 
 NORMGEN_API unsigned normgen_cpu_activemask() {
   return machine.current->block->live[machine.current->warp()];
+}
+
+// What memory holds is taken when all lanes have come.
+NORMGEN_API void normgen_cpu_ldmatrix(const void* line, unsigned* parts, bool columns) {
+  const uintptr_t pc = NORMGEN_CALLER, address = reinterpret_cast<uintptr_t>(line);
+  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "ldmatrix reads outside shared memory");
+  trace_step(address, 16, kRead);
+  check_access(address, 16, kRead, true, pc);
+  collective(Request{3, ~0u, 0, 0, columns, line, parts}, pc);
+}
+
+NORMGEN_API void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, bool is_bf16) {
+  const MatrixParts parts{left, right, upper, lower};
+  collective(Request{4, ~0u, 0, 0, is_bf16, &parts, nullptr}, NORMGEN_CALLER);
 }
