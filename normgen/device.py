@@ -10,6 +10,10 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.files.names import NamePart, name_part
 
 MOST_BLOCKS = 2**31 - 1  # of a grid in x, on every GPU
+# Of an SM in a clock: products of 16 bits with sums in float32, at the vendor's peak, and of these what mma.sync gets.
+# From 9.0 on the peak is that of other instructions; mma.sync has 0.63 of it on an H100 (arXiv:2402.13499), and of 10.0
+# nobody has published it.
+TENSOR_FMAS = {80: (1024, 1.0), 86: (512, 1.0), 89: (512, 1.0), 90: (2048, 0.63), 100: (4096, 0.25), 120: (512, 1.0)}
 MOST_TOGETHER = 1024  # blocks of a launch that meet in memory: seven for each SM of the largest GPU
 
 
@@ -32,6 +36,17 @@ class Device:
     @property
     def sm(self) -> str:
         return f"sm_{self.arch}"
+
+    @property
+    def tensor_fmas(self) -> int:
+        """Products of 16 bits with sums in float32 that an SM's tensor cores have in a clock; 0: none."""
+        return TENSOR_FMAS.get(max((arch for arch in TENSOR_FMAS if arch <= self.arch), default=0), (0, 0.0))[0]
+
+    @property
+    def mma_fmas(self) -> float:
+        """Of these what mma.sync gets; a little of one where there are none, so that it divides."""
+        peak, share = TENSOR_FMAS.get(max((arch for arch in TENSOR_FMAS if arch <= self.arch), default=0), (1, 1.0))
+        return peak * share
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

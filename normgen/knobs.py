@@ -229,6 +229,13 @@ class Statistics(StrEnum):
     LEFT_OUT = "left_out"
 
 
+class Fragment(StrEnum):
+    """Who multiplies the factors of a tile."""
+
+    SIMT = "simt"
+    MMA = "mma"
+
+
 class Division(StrEnum):
     """How the sum of a row is divided by its columns."""
 
@@ -637,12 +644,24 @@ TABLE: tuple[Knob, ...] = (
     _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
     _tile(
         "tile_k",
-        (8, 16, 32),
+        (8, 16, 32, 64),
         "of k, the axis that a contraction sums, what a block reads at a time: with hold = shared to shared memory, "
         "`stages` of them in flight",
     ),
     _tile("thread_m", (1, 2, 4, 8, 16), "of tile_m, what a thread owns in registers"),
     _tile("thread_n", (1, 2, 4, 8, 16), "of tile_n, what a thread owns in registers"),
+    Knob(
+        name="fragment",
+        values=tuple(Fragment),
+        plain=Fragment.SIMT,
+        group=Group.TILE,
+        meaning="who multiplies the factors of a tile: each thread its own, or a warp's lanes together",
+        forward=tuple(Fragment),
+        backward=tuple(Fragment),
+        words={"mma": "tensor cores multiply factors of 16 bits, stored or cast, and add in float32, cutting off"},
+        least_arch={"mma": 80},
+        elsewhere={"simt": ("fma", "cuda_cores"), "mma": ("tensor_cores", "tensorop", "wmma", "mma_sync", "hmma")},
+    ),
 )
 
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in TABLE}

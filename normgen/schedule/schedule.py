@@ -18,6 +18,7 @@ from normgen.knobs import (
     DependentLaunch,
     Division,
     Edges,
+    Fragment,
     Hold,
     Keep,
     LoadHint,
@@ -73,6 +74,7 @@ class Schedule:
     tile_k: int = 0
     thread_m: int = 0
     thread_n: int = 0
+    fragment: Fragment = Fragment.SIMT
 
     def __post_init__(self) -> None:
         for knob in TABLE:
@@ -185,7 +187,7 @@ class Schedule:
 _OF_ORDER = (
     *("threads_per_row", "cluster", "parts", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
     *("division", "hold", "keep", "copy", "unroll", "statistics", "columns"),
-    *("tile_m", "tile_n", "tile_k", "thread_m", "thread_n"),
+    *("tile_m", "tile_n", "tile_k", "thread_m", "thread_n", "fragment"),
 )
 
 

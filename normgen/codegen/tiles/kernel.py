@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
@@ -27,11 +26,12 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
+from normgen.codegen.tiles.fragment import FRAGMENTS
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.schedule.plan import TICKET_BYTES
-from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
+from normgen.schedule.tiles.plan import TilePlan
 
 SYNC = "__syncthreads()"
 NEXT_STAGE = Set("stage", "stage + 1 < kStages ? stage + 1 : 0")
@@ -45,7 +45,9 @@ class TileKernel:
         self.chain = chain_of(plan.schedule)
         self.access = TileAccess(plan)
         cut = plan.cut
-        self.sides = (SideText(self.access, cut.left, "left"), SideText(self.access, cut.right, "right"))
+        text = FRAGMENTS[plan.schedule.fragment]
+        self.sides = (text.side(self.access, cut.left, "left"), text.side(self.access, cut.right, "right"))
+        self.fragment = text(self.access, self.sides)
         self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
         self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
@@ -102,15 +104,13 @@ class TileKernel:
             found.append(setting(f"kPiece{x}", plan.piece(axis), "of these side by side"))
             found.append(constant(f"kApart{x}", f"kTile{x} / kThread{x} * kPiece{x}", "from one piece to the next"))
         found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
-        if plan.reads_pieces_of_k:
-            found.append(setting("kPieceK", PIECE, "of these, what a thread reads at a time where a side lies along k"))
+        found += self.fragment.depth()
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
         if plan.cut.ahead:
             found.append(setting("kSlots", plan.slots_floats, "floats of tiles, in front of what is known of rows"))
-        why = "floats behind each line of a slot: the lines start in different banks"
-        found += [constant("kPad", str(PAD), why), *(one for side in self.sides for one in side.constants())]
+        found += [*self.fragment.between(), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
             x = self.access.letter(axis)
             found.append(Let("constexpr bool", f"kWhole{x}", f"{self.access.size(axis)} % kTile{x} == 0"))
@@ -133,53 +133,26 @@ class TileKernel:
                 Let("const int", "rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
                 Let("const int", "m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
             ]
-        line = "[&](int i) {{ return t{0} + i / kPiece{1} * (kTile{1} / kThread{1}) + i % kPiece{1} * "
-        line += "(kTile{1} / kPiece{1}); }}"
-        lines: list[Statement] = [
-            Let("const auto", f"line_{side.index}", line.format(side.index, side.letter))
-            for side in self.sides
-            if side.lies_deep and self.plan.in_shared
-        ]
-        said = Comment("Pieces along k lie in lines, of which neighbours' are neighbours.")
-        apart: list[Statement] = [said, *lines] if lines else []
         return [
             Let("const int", "blocks_n", f"({n} + kTileN - 1) / kTileN"),
             *start,
             Let("const int", "n0", "blockIdx.x % blocks_n * kTileN"),
-            *self.lanes(),
+            *self.fragment.lanes(),
             Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
             Let("const auto", "own_m", own.format("m", "M")),
             Let("const auto", "own_n", own.format("n", "N")),
-            *apart,
+            *self.fragment.lines(),
             Gap(),
-        ]
-
-    def lanes(self) -> list[Statement]:
-        """Which part of the tile a thread owns: those of a warp lie in a rectangle, so that its lanes share pieces.
-
-        Shared memory serves 16 lanes at a time with 16 bytes each where neighbouring lanes, or those two apart, read
-        the same: lanes alternate along m, and then go on along n.
-        """
-        down, across = self.plan.lanes
-        warp = Let("const int", "lane", "threadIdx.x % 32"), Let("const int", "warp", "threadIdx.x / 32")
-        m, n = ("lane / (2 * kLanesN) * 2 + lane % 2", "lane / 2 % kLanesN") if down > 1 else ("0", "lane")
-        return [
-            setting("kLanesM", down, "lanes of a warp along m"),
-            setting("kLanesN", across, "and along n"),
-            constant("kWarpsN", "kTileN / kThreadN / kLanesN", "warps along n"),
-            *warp,
-            Let("const int", "tm", f"kept(warp / kWarpsN * kLanesM + {m})"),
-            Let("const int", "tn", f"kept(warp % kWarpsN * kLanesN + {n})"),
         ]
 
     def shared(self) -> list[Statement]:
         """Where the slots lie: all stages of one factor, then those of the next."""
         found: list[Statement] = []
-        start = "reinterpret_cast<float*>(dynamic_shared())"
+        start = f"reinterpret_cast<{self.sides[0].held_as}*>(dynamic_shared())"
         for side in self.sides:
             for name in side.slots.values():
-                found.append(Let("float* const", f"{name}_tiles", start))
-                start = f"{name}_tiles + kStages * kTile{side.letter if side.lies_deep else 'K'} * kPitch{side.letter}"
+                found.append(Let(f"{side.held_as}* const", f"{name}_tiles", start))
+                start = f"{name}_tiles + kStages * kTile{side.letter if side.lies_deep else 'K'} * {side.line_length}"
         return found
 
     def sums(self) -> list[Statement]:
@@ -187,31 +160,6 @@ class TileKernel:
         for side in self.sides:
             found += side.start_riding() if self.plan.in_shared else side.start_totals()
         return found
-
-    def products(self, left: str = "_part[i]", right: str = "_part[j]") -> list[Statement]:
-        """One of each thread's products, of parts at i and j."""
-        left_slots, right_slots = (side.slots for side in self.sides)
-        added: list[Statement] = []
-        for reduce in self.plan.cut.sums:
-            x, y = reduce.args if reduce.args[0] in left_slots else reversed(reduce.args)
-            total = f"{reduce.names[0]}_sum[i][j]"
-            added.append(Set(total, f"fmaf({left_slots[x]}{left}, {right_slots[y]}{right}, {total})"))
-        return added
-
-    def multiply(self) -> list[Statement]:
-        """A tile's products of a thread."""
-        left, right = self.sides
-        i, j = (partial(loop, index, f"kThread{x}", unroll=UNROLL) for x, index in (("M", "i"), ("N", "j")))
-        if not self.plan.reads_pieces_of_k:
-            return [*left.read_parts(), *right.read_parts(), i([j(self.products())])]
-        if left.lies_deep and right.lies_deep:  # a line at a time, of which a thread has registers for one
-            line = [Do(f"float {name}_line[kPieceK]") for name in right.slots.values()]
-            over = loop("e", "kPieceK", [i(self.products("_part[i][e]", "_line[e]"))], unroll=UNROLL)
-            return [*left.read_parts(), j([*line, *right.read_line("j", "_line"), over])]
-        deep, flat = (left, right) if left.lies_deep else (right, left)
-        names = ("_part[i][e]", "_part[j]") if left.lies_deep else ("_part[i]", "_part[j][e]")
-        over = loop("e", "kPieceK", [*flat.read_parts(), i([j(self.products(*names))])], unroll=UNROLL)
-        return [*deep.read_parts(), over]
 
     # ---- what the left side waits for --------------------------------------------------------------------------
 
@@ -225,7 +173,7 @@ class TileKernel:
 
     def reload(self) -> list[Statement]:
         """No thread knows what another one reads."""
-        over_n = loop("j", "kThreadN", self.products(), unroll=UNROLL)
+        over_n = loop("j", "kThreadN", self.fragment.products(), unroll=UNROLL)
         body = [*(s for side in self.sides for s in side.reload()), loop("i", "kThreadM", [over_n], unroll=UNROLL)]
         k = self.plan.cut.k
         head = f"for (int k = {self.access.begin(k)}; k < {self.access.end(k)}; ++k)"
@@ -234,13 +182,8 @@ class TileKernel:
     def functions(self) -> list[Statement]:
         """The phases of a tile of k."""
         stage = "int stage" if self.stages > 1 else ""
-        over_k = (
-            "for (int k = 0; k < kTileK; k += kPieceK)"
-            if self.plan.reads_pieces_of_k
-            else "for (int k = 0; k < kTileK; ++k)"
-        )
         rescale = self.moving.rescale() if self.moving else []
-        multiply = function("multiply", stage, [*rescale, For(over_k, tuple(self.multiply()), UNROLL)])
+        multiply = self.fragment.multiply(stage, rescale)
         pointers = [statement for side in self.sides for statement in side.pointers()]
         found: list[Statement] = [s for side in self.sides for s in side.declarations()] + pointers
         if self.copied:
@@ -254,7 +197,7 @@ class TileKernel:
         if self.scaled:
             place = f"{stage}, int k0" if stage else "int k0"
             found += [Gap(), function("complete", place, [side.scale() for side in self.scaled])]
-        return [*found, Gap(), multiply, Gap()]
+        return [*found, Gap(), *multiply, Gap()]
 
     @property
     def copied(self) -> list[SideText]:
@@ -327,12 +270,18 @@ class TileKernel:
             Do("cp_async_commit()"),
         ]
         after = "(kStages - 1) * kTileK"
+        further = f"copy(stage > 0 ? stage - 1 : kStages - 1, k0 + {after})"
+        send: list[Statement] = [
+            If(f"{end} - k0 > {after}", (Do(further),), alone=True),
+            Do("cp_async_commit()", "of nothing, too: groups are counted"),
+        ]
+        if self.fragment.runs_ahead:
+            return [loop("ahead", "kStages - 1", first), *self.steps_ahead(more, [*send, *ride])]
         body = [
             Do("cp_async_wait<kStages - 2>()"),
             *scaled,
             Do(SYNC, "this stage has arrived, and nobody reads the one before it"),
-            If(f"{end} - k0 > {after}", (Do(f"copy(stage > 0 ? stage - 1 : kStages - 1, k0 + {after})"),), alone=True),
-            Do("cp_async_commit()", "of nothing, too: groups are counted"),
+            *send,
             *ahead,
             *ride,
             Do("multiply(stage)"),
@@ -342,6 +291,26 @@ class TileKernel:
             body.append(If(more, (Do(self.deposit("stage", "k0 + kTileK")),), alone=True))
         filled = [Do(self.deposit("0", begin))] if self.held else []
         return [*fetched, loop("ahead", "kStages - 1", first), *filled, Do("int stage = 0"), self.over_k(body)]
+
+    def steps_ahead(self, more: str, start: list[Statement]) -> list[Statement]:
+        """The factors of a step along k are read while those of the step before are multiplied, from tile to tile.
+
+        more   whether there is a tile behind this one
+        start  what a tile begins with
+        """
+        wait = Do("cp_async_wait<kStages - 2>()")
+        within: list[Statement] = [Do("read_parts(stage, step + 1)"), Do("add_products(step)")]
+        body: list[Statement] = [
+            *start,
+            loop("step", "kSteps - 1", within, unroll=UNROLL),
+            wait,
+            Do(SYNC, "the next stage has arrived, and nobody reads this one any more"),
+            NEXT_STAGE,
+            If(more, (Do("read_parts(stage, 0)"),), alone=True),
+            Do("add_products(kSteps - 1)"),
+        ]
+        first: list[Statement] = [wait, Do(SYNC, "the first stage has arrived")]
+        return [*first, Do("int stage = 0"), Do("read_parts(stage, 0)"), self.over_k(body)]
 
     def riding(self) -> list[Statement]:
         """What all threads have reduced meanwhile, through the slots, which are free."""
@@ -378,13 +347,14 @@ class TileKernel:
             by = left if left == right else f"those of {cut.m} {left}, of {cut.n} {right}"
             way = f"Tiles of both sides pass through shared memory, {by}."
         last = ["The last block combines what all leave of the result's reductions."] if self.reduced else []
+        by_warps = self.fragment.said
         waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
         if self.moving:
             waits = [
                 f"When a tile moves {self.moving.top}, so does all that is summed of exponentials about the old one."
             ]
         taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
-        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *waits, *last, *taken)
+        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *by_warps, *waits, *last, *taken)
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule

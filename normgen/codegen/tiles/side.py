@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Do, Let, Set, Statement, constant, loop, when
+from normgen.codegen.statements import Do, For, Let, Set, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
-from normgen.schedule.tiles.plan import Side, gains, is_neutral, vanishes
+from normgen.schedule.tiles.fragment import DEEP, Mma
+from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
 from normgen.spec.formula import Expression
 
 UNROLL = "#pragma unroll"
@@ -42,6 +43,16 @@ class SideText:
         return self.along == self.k
 
     @property
+    def held_as(self) -> str:
+        """The type of what a slot holds."""
+        return "float"
+
+    @property
+    def line_length(self) -> str:
+        """From line to line of a slot."""
+        return f"kPitch{self.letter}"
+
+    @property
     def copies(self) -> bool:
         """Whether its tiles reach shared memory past the registers."""
         return self.plan.copies(self.side)
@@ -54,7 +65,7 @@ class SideText:
     @property
     def fetched(self) -> list[Load]:
         """The loads of which a thread's vectors wait in registers: those of a side that is not copied, and gains."""
-        return list(gains(self.plan.problem, self.side)) if self.scales else [] if self.copies else self.loads
+        return list(self.plan.gains(self.side)) if self.scales else [] if self.copies else self.loads
 
     # ---- constants and places ----------------------------------------------------------------------------------
 
@@ -281,11 +292,15 @@ class SideText:
         for slot, name in self.slots.items():
             factor = f"{name}_i" if slot in shared else self.factor(slot, names, inside)
             elements.append(Set(f"{name}_values[i]", factor))
-            behind.append(Do(f"write_floats(&{self.cell(name)}, {name}_values)"))
+            behind += self.put(name)
         arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values()]
         moved = moves(texts, inside) if moves else []
         body = (*arrays, *moved, loop("i", "kVector", elements, unroll=UNROLL), *behind)
         return self.steps(self.of_vectors(body))
+
+    def put(self, name: str) -> list[Statement]:
+        """A vector of factors goes to its slot."""
+        return [Do(f"write_floats(&{self.cell(name)}, {name}_values)")]
 
     # ---- past the registers ------------------------------------------------------------------------------------
 
@@ -303,11 +318,19 @@ class SideText:
         """A thread reduces what it has copied itself, when that has arrived."""
         if not self.side.riding or self.scales:
             return []
-        texts = {value_alone(slot): self.cell(name, "i") for slot, name in self.slots.items()}
+        texts = {value_alone(slot): self.copied(name) for slot, name in self.slots.items()}
         values, names = self.values(texts, self.found(self.own_line))
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
-        return [self.steps(self.of_vectors([loop("i", "kVector", body, unroll=UNROLL)]))]
+        return [self.steps(self.of_vectors([*self.taken(), loop("i", "kVector", body, unroll=UNROLL)]))]
+
+    def taken(self) -> list[Statement]:
+        """What a thread has copied, where it is no number yet."""
+        return []
+
+    def copied(self, name: str) -> str:
+        """Element i of the vector that a thread has copied."""
+        return self.cell(name, "i")
 
     def scale(self) -> Statement:
         """A thread makes factors of what it has copied itself, where that lies, and reduces it meanwhile."""
@@ -448,3 +471,58 @@ class SideText:
     def at_k(self) -> str:
         """The k that is multiplied: of a piece where a side lies along k."""
         return "k + e" if self.plan.reads_pieces_of_k else "k"
+
+
+class MatrixSide(SideText):
+    """A side whose slots hold factors of 16 bits, as they are stored, for the matrix instructions."""
+
+    @property
+    def held_as(self) -> str:
+        fragment = self.plan.fragment
+        assert isinstance(fragment, Mma)
+        return fragment.dtype.ctype
+
+    @property
+    def line_length(self) -> str:
+        return f"kTile{'K' if self.lies_deep else self.letter}"
+
+    def constants(self) -> list[Let]:
+        return [one for one in super().constants() if not one.name.startswith("kPitch")]
+
+    def place_in(self, slot: str, own: str, k: str) -> str:
+        """The cell of a slot for a place along the side's axis and along k."""
+        line, place = (own, k) if self.lies_deep else (k, own)
+        return f"{slot}_tiles[swizzled<{self.line_length}>({self.line(line).strip('()')}, {place})]"
+
+    def cell(self, slot: str, element: str = "") -> str:
+        further = f" + {element}" if element else ""
+        own, k = (self.index, f"k{further}") if self.lies_deep else (f"{self.index}{further}", "k")
+        return self.place_in(slot, own, k)
+
+    def put(self, name: str) -> list[Statement]:
+        vec, write = f"Vec<{self.held_as}, kVector> {name}_vec", f"write(&{self.cell(name)}, {name}_vec)"
+        return [Do(vec), Do(f"pack({name}_vec, {name}_values)"), Do(write)]
+
+    def taken(self) -> list[Statement]:
+        vec = f"const Vec<{self.held_as}, kVector>"
+        return [Let(vec, f"{name}_vec", f"read<kVector>(&{self.cell(name)})") for name in self.slots.values()]
+
+    def copied(self, name: str) -> str:
+        return f"element({name}_vec, i)"
+
+    def parts(self, depth: str = "[2]") -> list[Statement]:
+        """A lane's factors of a step along k and of the next one, two a register."""
+        size = "2 * kThreadM" if self.side is self.plan.cut.left else "kThreadN"
+        return [Do(f"unsigned {name}_part{depth}[{size}]") for name in self.slots.values()]
+
+    def read_parts(self) -> list[Statement]:
+        """Four matrices a read: of the left side two along m, of the right one two along n, each by two along k."""
+        x, i = self.letter, self.index
+        is_left = self.side is self.plan.cut.left
+        index, each, piece, part = ("i", "2", "i", "2 * i") if is_left else ("j", "4", "j / 2", "j")
+        columns = "false" if self.lies_deep else "true"
+        reads: list[Statement] = []
+        for name in self.slots.values():
+            cell = self.place_in(name, f"at_{i} + {piece} * kApart{x}", f"{DEEP} * step + k_{i}")
+            reads.append(Do(f"read_matrices<{columns}>(&{cell}, &{name}_part[step % 2][{part}])"))
+        return [For(f"for (int {index} = 0; {index} < kThread{x}; {index} += {each})", tuple(reads), UNROLL)]

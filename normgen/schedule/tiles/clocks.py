@@ -11,11 +11,10 @@ an SM holds at once:
 from __future__ import annotations
 
 from normgen.device import Device
-from normgen.dtypes import F32
 from normgen.problem.problem import Problem
 from normgen.program.ir import value_alone
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.plan import OTHER_REGISTERS, PIECE, Side, TilePlan, contraction, tile_problem_plan
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, Side, TilePlan, contraction, tile_problem_plan
 
 WARP = 32
 SCHEDULERS = 4  # of an SM: a warp instruction each a clock
@@ -34,7 +33,8 @@ def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int
     steps = -(-along(problem, plan.cut.k) // s.tile_k)
     held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) // device.sm_count)
     rounds, rest = divmod(busiest, held)
-    return busiest * _looks(plan) + rounds * steps * _step(plan, held) + (steps * _step(plan, rest) if rest else 0.0)
+    last = _step(plan, rest, device) if rest else 0.0
+    return busiest * _looks(plan) + rounds * steps * _step(plan, held, device) + steps * last
 
 
 def tiles_of(problem: Problem, s: Schedule) -> int:
@@ -90,46 +90,27 @@ def resident(plan: TilePlan, device: Device, registers: int | None = None) -> in
 
 def issued(plan: TilePlan) -> float:
     """Instructions of a thread in one step."""
-    s = plan.schedule
-    products = s.thread_m * s.thread_n * len(plan.cut.sums)
-    reads = sum(_reads(plan, side) for side in plan.cut.sides)
-    moved = sum(_moved(plan, side) for side in plan.cut.sides)
-    return s.tile_k * (products + reads) + STEP + moved
+    return plan.fragment.instructions + STEP + sum(_moved(plan, side) for side in plan.cut.sides)
 
 
-def _step(plan: TilePlan, blocks: int) -> float:
+def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     """Clocks of a step of so many blocks side by side."""
     s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
-    issue = warps * issued(plan) / SCHEDULERS
-    read = warps * s.tile_k * sum(_reads(plan, side) * _passes(plan, side) for side in plan.cut.sides)
+    issue = max(warps * issued(plan) / SCHEDULERS, plan.fragment.tensor_clocks(device))
     passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
-    written = sum(plan.slot_floats(side) * len(side.slots) * times for side, times in passes) * 4 / SHARED_BYTES
+    written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
-    busy = blocks * max(issue, read + written) + BARRIER / blocks
+    busy = blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
     busy = max(busy, blocks * _asked(plan) * s.tile_k / L2_BYTES)
     return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
-
-
-def _own(plan: TilePlan, side: Side) -> int:
-    return plan.schedule.thread_m if side is plan.cut.left else plan.schedule.thread_n
-
-
-def _reads(plan: TilePlan, side: Side) -> float:
-    """Reads of shared memory by a thread for one k."""
-    own = _own(plan, side)
-    return len(side.slots) * (own / PIECE if plan.lies_deep(side) else -(-own // PIECE))
-
-
-def _passes(plan: TilePlan, side: Side) -> int:
-    """Clocks of a warp's read: of 16 bytes a lane two, as lanes lie."""
-    return 2 if plan.lies_deep(side) or _own(plan, side) >= PIECE else 1
 
 
 def _moved(plan: TilePlan, side: Side) -> float:
     """Instructions of a thread for its vectors of the next tile: their addresses, and what elements become of."""
     s = plan.schedule
     vectors = plan.tile(side.axis) * s.tile_k / (s.vector * s.threads)
-    bare = all(value_alone(slot) for slot in side.slots) and all(plan.tensor(ld).dtype is F32 for ld in side.loads)
+    moved = plan.fragment.moved
+    bare = all(value_alone(slot) for slot in side.slots) and all(plan.tensor(ld).dtype in moved for ld in side.loads)
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
     if plan.scales(side):
         return vectors * (2 * A_VECTOR + elements)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.knobs import Copy, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
@@ -41,13 +40,12 @@ from normgen.program.source import written_program
 from normgen.program.trees import is_minus, operands
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.fragment import FRAGMENTS, Simt
 from normgen.spec.formula import Expression, Name, Number, Power
 
-PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
 # sums of f32, sm_90) spills none, one with 120 does.
 OTHER_REGISTERS = 24
-PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
 
 
 @dataclass(frozen=True)
@@ -279,6 +277,11 @@ class TilePlan:
     schedule: Schedule
     cut: Contraction
 
+    @cached_property
+    def fragment(self) -> Simt:
+        """Who multiplies the factors."""
+        return FRAGMENTS[self.schedule.fragment](self)
+
     def size(self, axis: str) -> int:
         return self.problem.sizes.along(axis)
 
@@ -302,11 +305,37 @@ class TilePlan:
 
     def copies(self, side: Side) -> bool:
         """Whether a side's tiles reach shared memory past the registers: cp.async moves what is stored as a slot is."""
-        return self.schedule.copy is Copy.CP_ASYNC and not way_through_registers(self.problem, side)
+        return self.schedule.copy is Copy.CP_ASYNC and not self.way_through_registers(side)
 
     def scales(self, side: Side) -> bool:
         """Whether a thread makes the factors of what it has copied itself, where that lies."""
-        return self.copies(side) and bool(gains(self.problem, side))
+        return self.copies(side) and bool(self.gains(side))
+
+    def way_through_registers(self, side: Side) -> str:
+        """Why cp.async cannot bring a side's tiles, or nothing."""
+        tensors = {load.name: self.tensor(load) for load in side.loads if load.kind.is_matrix}
+        if self.gains(side):
+            return ""
+        moved = self.fragment.moved
+        bare = set(map(value_alone, side.slots)) & {name for name, t in tensors.items() if t.dtype in moved}
+        if len(bare) < len(side.slots):
+            types = " or ".join(dtype.name for dtype in moved)
+            return f"cp.async moves {types} as it is stored; what is converted or computed goes by way of registers"
+        if any(tensors[name].null_as is not None for name in bare):
+            return "cp.async reads a tensor that is there: one that may be null goes by way of registers"
+        if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
+            return "what is reduced beside the products is made of what is copied, or goes by way of registers"
+        return ""
+
+    def gains(self, side: Side) -> tuple[Load, ...]:
+        """What a side has along k alone, where its factor is made of these and one matrix that cp.async can bring."""
+        matrices = [load for load in side.loads if load.kind.is_matrix]
+        others = tuple(load for load in side.loads if load.kind.axes and not load.kind.is_matrix)
+        is_one = len(side.slots) == len(matrices) == 1 and not side.known
+        if not is_one or side.slots[0] == Name(matrices[0].name) or any(side.axis in ld.kind.axes for ld in others):
+            return ()
+        matrix = self.tensor(matrices[0])
+        return others if matrix.dtype is self.fragment.scaled and matrix.null_as is None else ()
 
     def is_even(self, side: Side) -> bool:
         """Whether in each step the threads move whole lines of a side, all of them: a step is so many lines on."""
@@ -330,18 +359,17 @@ class TilePlan:
     @property
     def reads_pieces_of_k(self) -> bool:
         """Whether a thread reads pieces along k of a side in shared memory."""
-        return self.in_shared and any(map(self.lies_deep, self.cut.sides))
+        return self.fragment.reads_pieces_of_k
 
     def lines(self, side: Side) -> int:
         """The partial results of a reduction that rides along: of each element of the tile's axis so many."""
         s = self.schedule
         return s.tile_k // s.vector if self.lies_deep(side) else s.tile_k
 
-    def slot_floats(self, side: Side) -> int:
-        """Of one tile of one factor: lines as in memory, and what lies behind each."""
-        line, lines = self.schedule.tile_k, self.tile(side.axis)
-        line, lines = (line, lines) if self.lies_deep(side) else (lines, line)
-        return lines * (line + PAD)
+    def line_and_lines(self, side: Side) -> tuple[int, int]:
+        """Elements of a line of a side's tile, as it lies in memory, and how many lines it has."""
+        deep, flat = self.schedule.tile_k, self.tile(side.axis)
+        return (deep, flat) if self.lies_deep(side) else (flat, deep)
 
     @cached_property
     def riding_floats(self) -> int:
@@ -352,7 +380,8 @@ class TilePlan:
     @cached_property
     def slots_floats(self) -> int:
         """Of all tiles that wait in shared memory, or of what takes their place."""
-        tiles = sum(self.slot_floats(side) * len(side.slots) for side in self.cut.sides) if self.in_shared else 0
+        sides = self.cut.sides if self.in_shared else ()
+        tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in sides) // 4
         return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats)
 
     @property
@@ -380,33 +409,29 @@ class TilePlan:
     # ---- a thread's part ---------------------------------------------------------------------------------------
 
     def piece(self, axis: str) -> int:
-        """Elements of an axis that a thread owns side by side: what it reads, and stores, at a time."""
-        deep = axis == self.cut.m and self.in_shared and self.lies_deep(self.cut.left)
-        own = self.schedule.thread_m if axis == self.cut.m else self.schedule.thread_n
-        return 1 if deep else min(PIECE, own)
+        """Elements of an axis that a thread owns side by side."""
+        return self.fragment.piece(axis)
 
     @property
     def lanes(self) -> tuple[int, int]:
-        """The threads of a warp along m and along n: 4 x 8, or as many as the tile has."""
-        s = self.schedule
-        across = max(32 // (s.tile_m // s.thread_m), min(8, s.tile_n // s.thread_n))
-        return 32 // across, across
+        """The threads of a warp along m and along n."""
+        return self.fragment.lanes
+
+    def own(self, side: Side) -> int:
+        """Elements of a side's axis that a thread owns."""
+        return self.schedule.thread_m if side is self.cut.left else self.schedule.thread_n
 
     @property
     def accumulators(self) -> int:
         """Registers of a thread that hold sums, and factors on their way to these."""
-        s, cut = self.schedule, self.cut
-        deep = [self.in_shared and self.lies_deep(side) for side in cut.sides]
-        left = s.thread_m * (PIECE if deep[0] else 1)
-        right = PIECE if all(deep) else s.thread_n * (PIECE if deep[1] else 1)
-        return s.thread_m * s.thread_n * len(cut.sums) + left * len(cut.left.slots) + right * len(cut.right.slots)
+        return self.schedule.thread_m * self.schedule.thread_n * len(self.cut.sums) + self.fragment.factors
 
     @property
     def held_registers(self) -> int:
         """Registers of a thread for sums, factors, and what is on its way to shared memory."""
         words, threads = 0, self.schedule.threads
         for side in self.cut.sides if self.in_shared else ():
-            loads = gains(self.problem, side) if self.scales(side) else () if self.copies(side) else side.loads
+            loads = self.gains(side) if self.scales(side) else () if self.copies(side) else side.loads
             vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * max(1, threads)))
             for ld in loads:
                 a_vector = max(4, self.schedule.vector * self.tensor(ld).dtype.bytes) // 4
@@ -416,32 +441,6 @@ class TilePlan:
     @property
     def min_arch(self) -> int:
         return least_arch(self.problem, self.program, self.schedule)
-
-
-def way_through_registers(problem: Problem, side: Side) -> str:
-    """Why cp.async cannot bring a side's tiles, or nothing."""
-    tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
-    if gains(problem, side):
-        return ""
-    bare = set(map(value_alone, side.slots)) & {name for name, t in tensors.items() if t.dtype is F32}
-    if len(bare) < len(side.slots):
-        return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
-    if any(tensors[name].null_as is not None for name in bare):
-        return "cp.async reads a tensor that is there: one that may be null goes by way of registers"
-    if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
-        return "what is reduced beside the products is made of what is copied, or goes by way of registers"
-    return ""
-
-
-def gains(problem: Problem, side: Side) -> tuple[Load, ...]:
-    """What a side has along k alone, where its factor is made of these and of one matrix that cp.async can bring."""
-    matrices = [load for load in side.loads if load.kind.is_matrix]
-    others = tuple(load for load in side.loads if load.kind.axes and not load.kind.is_matrix)
-    is_one = len(side.slots) == len(matrices) == 1 and not side.known
-    if not is_one or side.slots[0] == Name(matrices[0].name) or any(side.axis in ld.kind.axes for ld in others):
-        return ()
-    matrix = problem.tensor(matrices[0].tensor)
-    return others if matrix.dtype is F32 and matrix.null_as is None else ()
 
 
 @lru_cache(maxsize=4096)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from normgen.device import MOST_BLOCKS, Device
 from normgen.errors import ProgramError
-from normgen.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, SoftmaxMethod
+from normgen.knobs import KNOBS, Copy, DependentLaunch, Fragment, Group, Hold, SoftmaxMethod
 from normgen.knobs import names_of as knobs_of
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.online import moving_maximum
-from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan, way_through_registers
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
@@ -80,12 +80,20 @@ def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
+def fragment(problem: Problem, s: Schedule, device: Device) -> str | None:
+    least = KNOBS["fragment"].least_arch.get(s.fragment, 0)
+    if device.arch < least:
+        return f"fragment = {s.fragment} needs sm_{least}"
+    return tile_problem_plan(problem, s).fragment.refusal()
+
+
 def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.copy is Copy.DIRECT:
         return None
     if device.arch < KNOBS["copy"].least_arch[s.copy]:
         return f"copy = {s.copy} needs sm_{KNOBS['copy'].least_arch[s.copy]}"
-    left, right = (way_through_registers(problem, side) for side in contraction(problem).sides)
+    plan = tile_problem_plan(problem, s)
+    left, right = map(plan.way_through_registers, plan.cut.sides)
     if left and right:
         return left
     return None
@@ -132,7 +140,9 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     """A kernel of rows has no tiles."""
     if s.tile_m or s.tile_n or s.tile_k or s.thread_m or s.thread_n:
         return "a row has no tiles: tile_m, tile_n, tile_k, thread_m and thread_n are 0"
+    if s.fragment is not Fragment.SIMT:
+        return "a row has no products of matrices: fragment = simt"
     return None
 
 
-RULES = (cut, grid, place, vector, copy, moving, registers, shared, early)
+RULES = (cut, grid, place, vector, fragment, copy, moving, registers, shared, early)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.knobs import Group, names_of
+from normgen.knobs import KNOBS, Group, names_of
 from normgen.schedule.columns import most
 from normgen.schedule.many import NAMES, Schedules
 from normgen.schedule.schedule import Schedule
@@ -27,7 +27,7 @@ _LOGARITHMIC = (
     "unroll",
     "stages",
     "blocks_per_sm",
-    *names_of(Group.TILE),
+    *(name for name in names_of(Group.TILE) if KNOBS[name].is_size),
 )
 _CHOICES = tuple(f.name for f in fields(Schedule) if f.name not in _LOGARITHMIC)
 
@@ -77,7 +77,7 @@ def regions_of(schedules: Sequence[Schedule]) -> list[int]:
 def cuts_of(schedules: Sequence[Schedule]) -> list[int]:
     """A number for each way to cut the work."""
     found = Schedules.of(schedules)
-    s, places = found.columns, _codes(found, "hold", "copy")
+    s, places = found.columns, _codes(found, "hold", "copy", "fragment")
     tile = (s.tile_m, s.tile_n, s.thread_m, s.thread_n)
     cut = (s.threads_per_row, s.rows_per_block, s.row_blocks, s.vector, *tile)
     return _numbered(len(found), *cut, *places, s.persistent > 0)

@@ -1,0 +1,185 @@
+"""How the threads of a block multiply a tile: what its slots hold, what of the result a lane owns, and what that takes.
+
+simt  a thread multiplies factors of its own, which it reads as floats, a piece at a time
+mma   the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores
+
+Either way the lanes of a warp are a rectangle, and a lane owns pieces of the result's lines, equally far apart along m
+and along n: all that is behind the products knows no more of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from normgen.device import Device
+from normgen.dtypes import BF16, DTYPES, F16, F32, DType
+from normgen.knobs import Fragment as Kind
+from normgen.knobs import Hold, SoftmaxMethod
+from normgen.program.ir import Load
+from normgen.spec.formula import Cast, Expression, Name
+
+if TYPE_CHECKING:
+    from normgen.schedule.tiles.plan import Side, TilePlan
+
+WARP = 32
+PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
+PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
+TENSOR_TYPES = (F16, BF16)
+DEEP = 16  # of k, what one instruction multiplies
+
+
+class Simt:
+    """Floats in slots whose lines are padded; lanes of a warp 4 x 8, or as many as the tile has."""
+
+    moved: tuple[DType, ...] = (F32,)  # what a slot holds as it is stored
+    scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
+
+    def __init__(self, plan: TilePlan) -> None:
+        self.plan, self.schedule, self.cut = plan, plan.schedule, plan.cut
+
+    def refusal(self) -> str | None:
+        """Why the schedule's tiles cannot be multiplied so."""
+        return None
+
+    @property
+    def reads_pieces_of_k(self) -> bool:
+        """Whether a thread reads pieces along k of a side in shared memory."""
+        return self.plan.in_shared and any(map(self.plan.lies_deep, self.cut.sides))
+
+    def piece(self, axis: str) -> int:
+        """Elements of an axis that a thread owns side by side: what it reads, and stores, at a time."""
+        deep = axis == self.cut.m and self.plan.in_shared and self.plan.lies_deep(self.cut.left)
+        own = self.schedule.thread_m if axis == self.cut.m else self.schedule.thread_n
+        return 1 if deep else min(PIECE, own)
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """The threads of a warp along m and along n."""
+        s = self.schedule
+        across = max(WARP // (s.tile_m // s.thread_m), min(8, s.tile_n // s.thread_n))
+        return WARP // across, across
+
+    def slot_bytes(self, side: Side) -> int:
+        """Of one tile of one factor: lines as in memory, and what lies behind each."""
+        line, lines = self.plan.line_and_lines(side)
+        return lines * (line + PAD) * F32.bytes
+
+    @property
+    def factors(self) -> int:
+        """Registers of a thread for factors on their way to the sums."""
+        s, plan, cut = self.schedule, self.plan, self.cut
+        deep = [plan.in_shared and plan.lies_deep(side) for side in cut.sides]
+        left = s.thread_m * (PIECE if deep[0] else 1)
+        right = PIECE if all(deep) else s.thread_n * (PIECE if deep[1] else 1)
+        return left * len(cut.left.slots) + right * len(cut.right.slots)
+
+    # ---- clocks of a step of a block, a tile of k --------------------------------------------------------------
+
+    @property
+    def instructions(self) -> float:
+        """Of a thread: products, and reads of what they are made of."""
+        s = self.schedule
+        products = s.thread_m * s.thread_n * len(self.cut.sums)
+        return s.tile_k * (products + sum(map(self._reads, self.cut.sides)))
+
+    @property
+    def read_clocks(self) -> float:
+        """Of shared memory: of 16 bytes a lane two, as lanes lie."""
+        warps = -(-self.schedule.threads // WARP)
+        deep = self.plan.lies_deep
+        passes = [2 if deep(side) or self.plan.own(side) >= PIECE else 1 for side in self.cut.sides]
+        reads = map(self._reads, self.cut.sides)
+        return warps * self.schedule.tile_k * sum(n * clocks for n, clocks in zip(reads, passes, strict=True))
+
+    def tensor_clocks(self, _: Device) -> float:
+        """Of an SM's tensor cores."""
+        return 0.0
+
+    def _reads(self, side: Side) -> float:
+        """Reads of shared memory by a thread for one k."""
+        own = self.plan.own(side)
+        return len(side.slots) * (own / PIECE if self.plan.lies_deep(side) else -(-own // PIECE))
+
+
+class Mma(Simt):
+    """16 bits in slots whose lines change the places of their 16-byte pieces; lanes 8 x 4, as the instruction has them.
+
+    A lane owns two elements side by side of every eighth line and column of what a warp owns.
+    """
+
+    moved = TENSOR_TYPES
+    scaled = None
+    reads_pieces_of_k = False
+    lanes = (8, 4)
+
+    def refusal(self) -> str | None:
+        s = self.schedule
+        if s.hold is not Hold.SHARED:
+            return "matrix instructions read their factors of shared memory: hold = shared"
+        if s.softmax is SoftmaxMethod.ONLINE:
+            return "a factor that waits for a maximum which moves is rounded anew by each move: softmax = two_pass"
+        types = {self.held_as(slot) for side in self.cut.sides for slot in side.slots}
+        if types not in ({F16}, {BF16}):
+            rule = "tensor cores multiply factors that are stored or cast, all in f16 or all in bf16"
+            return f"{rule}; anything else is float32 arithmetic: fragment = simt"
+        down, across = self.lanes
+        if s.thread_m % 2 or s.thread_n % 4:
+            return f"a lane has 2 x 4 of a matrix: thread_m = {s.thread_m} is odd, or thread_n no multiple of 4"
+        if s.tile_m % (down * s.thread_m) or s.tile_n % (across * s.thread_n):
+            return f"a warp owns {down} x thread_m lines and {across} x thread_n columns, and a tile whole warps"
+        if s.tile_k % (2 * DEEP):
+            return f"while factors of one step of {DEEP} along k are multiplied, those of the next are read: two a tile"
+        return None
+
+    def held_as(self, slot: Expression) -> DType | None:
+        """The type that a factor is stored as, or cast to; None of what float32 alone holds."""
+        loads: dict[str, Load] = {load.name: load for side in self.cut.sides for load in side.loads}
+        maps = {step.name: step.expr for side in self.cut.sides for step in side.maps}
+        while isinstance(slot, Name) and slot.name in maps:
+            slot = maps[slot.name]
+        if isinstance(slot, Cast):
+            return DTYPES[slot.to]
+        return self.plan.tensor(loads[slot.name]).dtype if isinstance(slot, Name) and slot.name in loads else None
+
+    @property
+    def dtype(self) -> DType:
+        """That of all factors of a legal schedule."""
+        found = self.held_as(self.cut.left.slots[0])
+        assert found is not None, "legality asks"
+        return found
+
+    def piece(self, axis: str) -> int:
+        return 1 if axis == self.cut.m else 2
+
+    def slot_bytes(self, side: Side) -> int:
+        line, lines = self.plan.line_and_lines(side)
+        return lines * line * 2
+
+    @property
+    def factors(self) -> int:
+        """Of the step that is multiplied and of the next one."""
+        s, cut = self.schedule, self.cut
+        return 2 * (2 * s.thread_m * len(cut.left.slots) + s.thread_n * len(cut.right.slots))
+
+    @property
+    def instructions(self) -> float:
+        s = self.schedule
+        products = s.thread_m * s.thread_n // 4 * len(self.cut.sums)
+        return s.tile_k / DEEP * (products + sum(map(self._reads, self.cut.sides)))
+
+    @property
+    def read_clocks(self) -> float:
+        """Four matrices of 128 bytes a read."""
+        warps = -(-self.schedule.threads // WARP)
+        return warps * self.schedule.tile_k / DEEP * 4 * sum(map(self._reads, self.cut.sides))
+
+    def tensor_clocks(self, device: Device) -> float:
+        s = self.schedule
+        return s.tile_m * s.tile_n * s.tile_k * len(self.cut.sums) / device.mma_fmas
+
+    def _reads(self, side: Side) -> float:
+        """Reads of four matrices by a warp for a step of 16 along k."""
+        return len(side.slots) * self.plan.own(side) / (2 if side is self.cut.left else 4)
+
+
+FRAGMENTS: dict[Kind, type[Simt]] = {Kind.SIMT: Simt, Kind.MMA: Mma}
