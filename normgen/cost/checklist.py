@@ -21,8 +21,9 @@ from normgen.program.source import written_program
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import L2_BYTES
+from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.fragment import PAD, PIECE
-from normgen.schedule.tiles.plan import Side, TilePlan, tile_problem_plan
+from normgen.schedule.tiles.plan import TilePlan, tile_problem_plan
 
 SECTOR = 32  # bytes that memory moves at least
 BANKS, WORD = 32, 4

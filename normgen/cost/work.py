@@ -8,7 +8,7 @@ from functools import lru_cache
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
-from normgen.schedule.tiles.plan import contraction
+from normgen.schedule.tiles.cut import contraction
 
 ARITHMETIC = "arithmetic"  # the roof of products, beside those of bytes
 FMAS_PER_CLOCK = 128  # of an SM, in float32

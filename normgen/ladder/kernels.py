@@ -13,7 +13,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
-from normgen.schedule.tiles.plan import contraction
+from normgen.schedule.tiles.cut import contraction
 from normgen.spec.reader import load
 
 CONFIG = "\n\nstruct Cols"

@@ -22,15 +22,8 @@ from normgen.schedule.legality import refusal
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
-from normgen.schedule.tiles.plan import (
-    Side,
-    contraction,
-    contraction_of,
-    is_neutral,
-    tile_plan_of,
-    tile_problem_plan,
-    vanishes,
-)
+from normgen.schedule.tiles.cut import Side, contraction, contraction_of, is_neutral, vanishes
+from normgen.schedule.tiles.plan import tile_plan_of, tile_problem_plan
 from normgen.spec.formula import Name
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind

@@ -15,8 +15,8 @@ from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST
+from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.online import moving_maximum
-from normgen.schedule.tiles.plan import Side
 from normgen.spec.formula import Binary, Call, Name
 
 LANES = 32

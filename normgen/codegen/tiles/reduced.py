@@ -16,7 +16,7 @@ from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
 from normgen.schedule.plan import TICKET_BYTES
-from normgen.schedule.tiles.plan import ReducedRows
+from normgen.schedule.tiles.cut import ReducedRows
 
 IN_FLIGHT = 16  # partial results that a thread of the last block asks for at a time
 

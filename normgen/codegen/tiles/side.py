@@ -17,8 +17,8 @@ from normgen.codegen.statements import Do, For, Let, Set, Statement, constant, l
 from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
+from normgen.schedule.tiles.cut import Side, is_neutral, vanishes
 from normgen.schedule.tiles.fragment import DEEP, Mma
-from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
 from normgen.spec.formula import Expression
 
 UNROLL = "#pragma unroll"

@@ -14,7 +14,8 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.ir import value_alone
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.plan import OTHER_REGISTERS, Side, TilePlan, contraction, tile_problem_plan
+from normgen.schedule.tiles.cut import Side, contraction
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, TilePlan, tile_problem_plan
 
 WARP = 32
 SCHEDULERS = 4  # of an SM: a warp instruction each a clock

@@ -9,7 +9,7 @@ from normgen.problem.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import asked_bytes, busy_clocks
-from normgen.schedule.tiles.plan import contraction
+from normgen.schedule.tiles.cut import contraction
 from normgen.schedule.tiles.space import points
 
 # Points up to so many times the fewest clocks are alike for the formula. Of these, on an H200 in f32, 128x256x32 with

@@ -9,17 +9,15 @@ and along n: all that is behind the products knows no more of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from normgen.device import Device
 from normgen.dtypes import BF16, DTYPES, F16, F32, DType
 from normgen.knobs import Fragment as Kind
 from normgen.knobs import Hold, SoftmaxMethod
+from normgen.problem.problem import Problem
 from normgen.program.ir import Load
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.cut import Contraction, Side
 from normgen.spec.formula import Cast, Expression, Name
-
-if TYPE_CHECKING:
-    from normgen.schedule.tiles.plan import Side, TilePlan
 
 WARP = 32
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
@@ -34,8 +32,26 @@ class Simt:
     moved: tuple[DType, ...] = (F32,)  # what a slot holds as it is stored
     scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
 
-    def __init__(self, plan: TilePlan) -> None:
-        self.plan, self.schedule, self.cut = plan, plan.schedule, plan.cut
+    def __init__(self, problem: Problem, schedule: Schedule, cut: Contraction) -> None:
+        self.problem, self.schedule, self.cut = problem, schedule, cut
+
+    def own(self, side: Side) -> int:
+        """Elements of a side's axis that a thread owns."""
+        return self.schedule.thread_m if side is self.cut.left else self.schedule.thread_n
+
+    def lies_deep(self, side: Side) -> bool:
+        """Whether a side's lines lie along k."""
+        return side.along == self.cut.k
+
+    def line_and_lines(self, side: Side) -> tuple[int, int]:
+        """Elements of a line of a side's tile, as it lies in memory, and how many lines it has."""
+        s = self.schedule
+        flat = s.tile_m if side is self.cut.left else s.tile_n
+        return (s.tile_k, flat) if self.lies_deep(side) else (flat, s.tile_k)
+
+    def is_deep(self, side: Side) -> bool:
+        """The same of what waits in shared memory."""
+        return self.schedule.hold is Hold.SHARED and self.lies_deep(side)
 
     def refusal(self) -> str | None:
         """Why the schedule's tiles cannot be multiplied so."""
@@ -44,11 +60,11 @@ class Simt:
     @property
     def reads_pieces_of_k(self) -> bool:
         """Whether a thread reads pieces along k of a side in shared memory."""
-        return self.plan.in_shared and any(map(self.plan.lies_deep, self.cut.sides))
+        return any(map(self.is_deep, self.cut.sides))
 
     def piece(self, axis: str) -> int:
         """Elements of an axis that a thread owns side by side: what it reads, and stores, at a time."""
-        deep = axis == self.cut.m and self.plan.in_shared and self.plan.lies_deep(self.cut.left)
+        deep = axis == self.cut.m and self.is_deep(self.cut.left)
         own = self.schedule.thread_m if axis == self.cut.m else self.schedule.thread_n
         return 1 if deep else min(PIECE, own)
 
@@ -61,14 +77,14 @@ class Simt:
 
     def slot_bytes(self, side: Side) -> int:
         """Of one tile of one factor: lines as in memory, and what lies behind each."""
-        line, lines = self.plan.line_and_lines(side)
+        line, lines = self.line_and_lines(side)
         return lines * (line + PAD) * F32.bytes
 
     @property
     def factors(self) -> int:
         """Registers of a thread for factors on their way to the sums."""
-        s, plan, cut = self.schedule, self.plan, self.cut
-        deep = [plan.in_shared and plan.lies_deep(side) for side in cut.sides]
+        s, cut = self.schedule, self.cut
+        deep = [*map(self.is_deep, cut.sides)]
         left = s.thread_m * (PIECE if deep[0] else 1)
         right = PIECE if all(deep) else s.thread_n * (PIECE if deep[1] else 1)
         return left * len(cut.left.slots) + right * len(cut.right.slots)
@@ -86,8 +102,7 @@ class Simt:
     def read_clocks(self) -> float:
         """Of shared memory: of 16 bytes a lane two, as lanes lie."""
         warps = -(-self.schedule.threads // WARP)
-        deep = self.plan.lies_deep
-        passes = [2 if deep(side) or self.plan.own(side) >= PIECE else 1 for side in self.cut.sides]
+        passes = [2 if self.lies_deep(side) or self.own(side) >= PIECE else 1 for side in self.cut.sides]
         reads = map(self._reads, self.cut.sides)
         return warps * self.schedule.tile_k * sum(n * clocks for n, clocks in zip(reads, passes, strict=True))
 
@@ -97,8 +112,8 @@ class Simt:
 
     def _reads(self, side: Side) -> float:
         """Reads of shared memory by a thread for one k."""
-        own = self.plan.own(side)
-        return len(side.slots) * (own / PIECE if self.plan.lies_deep(side) else -(-own // PIECE))
+        own = self.own(side)
+        return len(side.slots) * (own / PIECE if self.lies_deep(side) else -(-own // PIECE))
 
 
 class Mma(Simt):
@@ -139,7 +154,11 @@ class Mma(Simt):
             slot = maps[slot.name]
         if isinstance(slot, Cast):
             return DTYPES[slot.to]
-        return self.plan.tensor(loads[slot.name]).dtype if isinstance(slot, Name) and slot.name in loads else None
+        return (
+            self.problem.tensor(loads[slot.name].tensor).dtype
+            if isinstance(slot, Name) and slot.name in loads
+            else None
+        )
 
     @property
     def dtype(self) -> DType:
@@ -152,7 +171,7 @@ class Mma(Simt):
         return 1 if axis == self.cut.m else 2
 
     def slot_bytes(self, side: Side) -> int:
-        line, lines = self.plan.line_and_lines(side)
+        line, lines = self.line_and_lines(side)
         return lines * line * 2
 
     @property
@@ -179,7 +198,7 @@ class Mma(Simt):
 
     def _reads(self, side: Side) -> float:
         """Reads of four matrices by a warp for a step of 16 along k."""
-        return len(side.slots) * self.plan.own(side) / (2 if side is self.cut.left else 4)
+        return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
 
 
 FRAGMENTS: dict[Kind, type[Simt]] = {Kind.SIMT: Simt, Kind.MMA: Mma}

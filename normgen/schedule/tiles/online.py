@@ -24,7 +24,7 @@ from normgen.errors import ProgramError
 from normgen.program.ir import Load, Map, Reduce, Store, used_names
 from normgen.program.monoid import MAX, SUM
 from normgen.program.trees import is_minus, operands, replaced
-from normgen.schedule.tiles.plan import Contraction
+from normgen.schedule.tiles.cut import Contraction
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
 from normgen.spec.functions import INFINITY
 

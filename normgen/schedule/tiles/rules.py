@@ -8,8 +8,9 @@ from normgen.knobs import KNOBS, Copy, DependentLaunch, Fragment, Group, Hold, S
 from normgen.knobs import names_of as knobs_of
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.cut import contraction
 from normgen.schedule.tiles.online import moving_maximum
-from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}

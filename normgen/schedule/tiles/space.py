@@ -12,8 +12,9 @@ from normgen.problem.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks
+from normgen.schedule.tiles.cut import contraction
 from normgen.schedule.tiles.online import moves
-from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 from normgen.schedule.tiles.rules import vector as vector_rule
 
 # Sides of a tile differ by at most this factor: a wider one reads more for the products that it has.

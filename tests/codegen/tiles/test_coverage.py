@@ -21,14 +21,14 @@ from normgen.schedule.default import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
-from normgen.schedule.tiles import plan
+from normgen.schedule.tiles import cut, plan
 from normgen.spec.reader import load
 from tests.codegen.tiles.test_looks import WAYS as LOOKS
 from tests.family.test_batches_of_products import OPS
 from tests.verify.contraction import linear
 
 H200 = target("h200")
-FILES = (*sorted(Path(tiles.__path__[0]).glob("*.py")), Path(plan.__file__))
+FILES = (*sorted(Path(tiles.__path__[0]).glob("*.py")), Path(cut.__file__), Path(plan.__file__))
 BOTH = [{"direction": "backward", "gradients": [name]} for name in ("x", "w")]
 TILE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 1, "vector": 1}
 RELOAD = schedule_from({**TILE, "hold": "reload"})  # in no space
