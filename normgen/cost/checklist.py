@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normgen.cost.model import Cost
-from normgen.cost.work import FMAS_PER_CLOCK, arithmetic_us, flops
+from normgen.cost.work import arithmetic_us, flops
 from normgen.device import Device
 from normgen.dtypes import F32
 from normgen.knobs import ColumnWay, Edges, Hold, ReduceWith, VarianceMethod
@@ -20,7 +20,6 @@ from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
 from normgen.program.source import written_program
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.clocks import L2_BYTES
 from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.fragment import PAD, PIECE
 from normgen.schedule.tiles.plan import TilePlan, tile_problem_plan
@@ -129,7 +128,7 @@ def _intensity(problem: Problem, s: Schedule, device: Device) -> Answer:
     loads = [(side, plan.tensor(ld)) for side in plan.cut.sides for ld in side.loads if len(ld.kind.axes) > 1]
     read = sum(plan.tile(side.axis) * tensor.dtype.bytes for side, tensor in loads)
     of_block = 2 * len(plan.cut.sums) * s.tile_m * s.tile_n / read
-    even, even_l2 = peak / (device.dram_gb_per_s * 1e3), 2 * FMAS_PER_CLOCK / L2_BYTES
+    even, even_l2 = peak / (device.dram_gb_per_s * 1e3), 2 * plan.fragment.fmas(device) / plan.fragment.l2_bytes
     bound = "products" if of_bytes >= even else "memory"
     answer = f"{of_bytes:.3g} operations for a byte of memory ({bound} bound: {even:.3g} are even), "
     answer += f"{of_block:.3g} for one from L2 ({even_l2:.3g})"

@@ -9,9 +9,9 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
 from normgen.schedule.tiles.cut import contraction
+from normgen.schedule.tiles.fragment import FMAS_PER_CLOCK, has_tensor_cores
 
 ARITHMETIC = "arithmetic"  # the roof of products, beside those of bytes
-FMAS_PER_CLOCK = 128  # of an SM, in float32
 
 
 @lru_cache(maxsize=1024)
@@ -24,8 +24,11 @@ def flops(problem: Problem) -> int:
 
 
 def arithmetic_us(problem: Problem, device: Device) -> float:
-    """What the products take in µs where every SM issues a float32 fma for each lane in each clock."""
-    return flops(problem) / (2 * FMAS_PER_CLOCK * device.sm_count * device.sm_clock_ghz * 1e3)
+    """What the products take in µs at the peak of tensor cores where these multiply them, else of float32 fmas."""
+    if not flops(problem):
+        return 0.0
+    fmas = device.tensor_fmas if has_tensor_cores(problem, device) else FMAS_PER_CLOCK
+    return flops(problem) / (2 * fmas * device.sm_count * device.sm_clock_ghz * 1e3)
 
 
 def roof_of(costs_us: Mapping[str, float]) -> tuple[str, float] | None:

@@ -107,6 +107,10 @@ class TileKernel:
         found += self.fragment.depth()
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
+        if plan.fragment.group > 1:
+            found.append(
+                constant("kGroup", str(plan.fragment.group), f"tiles of {plan.cut.m}, of a column one after another")
+            )
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
         if plan.cut.ahead:
             found.append(setting("kSlots", plan.slots_floats, "floats of tiles, in front of what is known of rows"))
@@ -121,7 +125,9 @@ class TileKernel:
         """Which tile a block owns, and which part of it a thread."""
         n = self.access.size(self.plan.cut.n)
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
-        start = [Let("const int", "m0", "blockIdx.x / blocks_n * kTileM")]
+        blocks_m = Let("const int", "blocks_m", f"({self.access.size(self.plan.cut.m)} + kTileM - 1) / kTileM")
+        tile, first = "blockIdx.x", ""
+        start: list[Statement] = [blocks_m]
         if self.plan.in_batches:
             m = self.plan.cut.m
             length = "rows_per_batch" if m == "rows" else self.access.size(m)
@@ -131,18 +137,37 @@ class TileKernel:
                 Let("const int", "batch", "blockIdx.x / blocks_n / blocks_m"),
                 Let("const int", "rows_begin", "batch * rows_per_batch"),
                 Let("const int", "rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
-                Let("const int", "m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
             ]
+            tile = "blockIdx.x % (blocks_m * blocks_n)"
         return [
             Let("const int", "blocks_n", f"({n} + kTileN - 1) / kTileN"),
             *start,
-            Let("const int", "n0", "blockIdx.x % blocks_n * kTileN"),
+            *(self.grouped(tile, first) if self.plan.fragment.group > 1 else self.by_lines(first)),
             *self.fragment.lanes(),
             Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
             Let("const auto", "own_m", own.format("m", "M")),
             Let("const auto", "own_n", own.format("n", "N")),
             *self.fragment.lines(),
             Gap(),
+        ]
+
+    def by_lines(self, first: str) -> list[Statement]:
+        """Tiles follow each other along n."""
+        of_batch = " % blocks_m" if self.plan.in_batches else ""
+        return [
+            Let("const int", "m0", f"{first}blockIdx.x / blocks_n{of_batch} * kTileM"),
+            Let("const int", "n0", "blockIdx.x % blocks_n * kTileN"),
+        ]
+
+    def grouped(self, tile: str, first: str) -> list[Statement]:
+        """Lines of tiles follow each other in groups, each column by column."""
+        return [
+            Comment("Tiles of kGroup lines follow each other by columns: blocks that run together share sides in L2."),
+            Let("const int", "tile", tile),
+            Let("const int", "group_m", "tile / (kGroup * blocks_n) * kGroup"),
+            Let("const int", "lines", "min(blocks_m - group_m, kGroup)"),
+            Let("const int", "m0", f"{first}(group_m + tile % (kGroup * blocks_n) % lines) * kTileM"),
+            Let("const int", "n0", "tile % (kGroup * blocks_n) / lines * kTileN"),
         ]
 
     def shared(self) -> list[Statement]:

@@ -73,7 +73,8 @@ class ReducedText:
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
             found += self._combined(reduce, "part", f"{reduce.names[0]}_left[part * kTileM + line]", UNROLL)
-            found.append(Set(self._cell(reduce, "blockIdx.x % blocks_n"), f"{reduce.names[0]}_all"))
+            tile = "n0 / kTileN" if self.plan.fragment.group > 1 else "blockIdx.x % blocks_n"
+            found.append(Set(self._cell(reduce, tile), f"{reduce.names[0]}_all"))
         body = (Let("const int", "m", "m0 + line"), *when(self.access.inside({self.plan.cut.m: "m"}), *found))
         return For("for (int line = threadIdx.x; line < kTileM; line += kThreads)", body)
 

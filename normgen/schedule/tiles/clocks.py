@@ -20,7 +20,6 @@ from normgen.schedule.tiles.plan import OTHER_REGISTERS, TilePlan, tile_problem_
 WARP = 32
 SCHEDULERS = 4  # of an SM: a warp instruction each a clock
 SHARED_BYTES = 128  # of shared memory, a clock
-L2_BYTES = 20  # from L2, of an SM while all ask, a clock
 LATENCY = 800  # clocks from asking L2 or memory for a tile until it has arrived
 BARRIER = 150  # clocks from one step to the next of a block, which other blocks on its SM fill
 STEP = 40  # instructions of a thread beside products and accesses, a step
@@ -69,7 +68,12 @@ def _looks(plan: TilePlan) -> float:
     if plan.is_online:
         return 0.0
     loads = [ld for look in plan.cut.ahead for ld in look.loads]
-    return sum(plan.tensor(ld).dtype.bytes for ld in loads) * plan.schedule.tile_m * plan.size(plan.cut.k) / L2_BYTES
+    return (
+        sum(plan.tensor(ld).dtype.bytes for ld in loads)
+        * plan.schedule.tile_m
+        * plan.size(plan.cut.k)
+        / plan.fragment.l2_bytes
+    )
 
 
 def expected_registers(plan: TilePlan) -> int:
@@ -97,12 +101,12 @@ def issued(plan: TilePlan) -> float:
 def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     """Clocks of a step of so many blocks side by side."""
     s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
-    issue = max(warps * issued(plan) / SCHEDULERS, plan.fragment.tensor_clocks(device))
+    issue = max(warps * issued(plan) / SCHEDULERS, plan.fragment.products / plan.fragment.fmas(device))
     passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
     written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     busy = blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
-    busy = max(busy, blocks * _asked(plan) * s.tile_k / L2_BYTES)
+    busy = max(busy, blocks * _asked(plan) * s.tile_k / plan.fragment.l2_bytes)
     return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
 
 

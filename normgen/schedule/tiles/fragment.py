@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.dtypes import BF16, DTYPES, F16, F32, DType
+from normgen.knobs import Copy, Hold, SoftmaxMethod
 from normgen.knobs import Fragment as Kind
-from normgen.knobs import Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.cut import Contraction, Side
+from normgen.schedule.tiles.cut import Contraction, Side, contraction
 from normgen.spec.formula import Cast, Expression, Name
 
 WARP = 32
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
 PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
 TENSOR_TYPES = (F16, BF16)
+FMAS_PER_CLOCK = 128  # of an SM, in float32
 DEEP = 16  # of k, what one instruction multiplies
+_ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Kind.MMA)
 
 
 class Simt:
@@ -31,6 +33,8 @@ class Simt:
 
     moved: tuple[DType, ...] = (F32,)  # what a slot holds as it is stored
     scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
+    group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
+    l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
 
     def __init__(self, problem: Problem, schedule: Schedule, cut: Contraction) -> None:
         self.problem, self.schedule, self.cut = problem, schedule, cut
@@ -106,9 +110,15 @@ class Simt:
         reads = map(self._reads, self.cut.sides)
         return warps * self.schedule.tile_k * sum(n * clocks for n, clocks in zip(reads, passes, strict=True))
 
-    def tensor_clocks(self, _: Device) -> float:
-        """Of an SM's tensor cores."""
-        return 0.0
+    def fmas(self, _: Device) -> float:
+        """Products that an SM adds up in a clock at most."""
+        return FMAS_PER_CLOCK
+
+    @property
+    def products(self) -> int:
+        """Of a step."""
+        s = self.schedule
+        return s.tile_m * s.tile_n * s.tile_k * len(self.cut.sums)
 
     def _reads(self, side: Side) -> float:
         """Reads of shared memory by a thread for one k."""
@@ -124,6 +134,8 @@ class Mma(Simt):
 
     moved = TENSOR_TYPES
     scaled = None
+    group = 8
+    l2_bytes = 36.0
     reads_pieces_of_k = False
     lanes = (8, 4)
 
@@ -137,6 +149,8 @@ class Mma(Simt):
         if types not in ({F16}, {BF16}):
             rule = "tensor cores multiply factors that are stored or cast, all in f16 or all in bf16"
             return f"{rule}; anything else is float32 arithmetic: fragment = simt"
+        if s.copy is Copy.CP_ASYNC and s.vector < 2:
+            return "cp.async moves 4 bytes at least: vector = 2 or more, or copy = direct"
         down, across = self.lanes
         if s.thread_m % 2 or s.thread_n % 4:
             return f"a lane has 2 x 4 of a matrix: thread_m = {s.thread_m} is odd, or thread_n no multiple of 4"
@@ -192,13 +206,17 @@ class Mma(Simt):
         warps = -(-self.schedule.threads // WARP)
         return warps * self.schedule.tile_k / DEEP * 4 * sum(map(self._reads, self.cut.sides))
 
-    def tensor_clocks(self, device: Device) -> float:
-        s = self.schedule
-        return s.tile_m * s.tile_n * s.tile_k * len(self.cut.sums) / device.mma_fmas
+    def fmas(self, device: Device) -> float:
+        return device.mma_fmas
 
     def _reads(self, side: Side) -> float:
         """Reads of four matrices by a warp for a step of 16 along k."""
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
+
+
+def has_tensor_cores(problem: Problem, device: Device) -> bool:
+    """Whether the device's tensor cores multiply the factors of a problem's products."""
+    return bool(device.tensor_fmas) and Mma(problem, _ANY, contraction(problem)).refusal() is None
 
 
 FRAGMENTS: dict[Kind, type[Simt]] = {Kind.SIMT: Simt, Kind.MMA: Mma}

@@ -7,21 +7,22 @@ import math
 from collections.abc import Iterator
 
 from normgen.device import Device
-from normgen.knobs import KNOBS, Copy, Hold, SoftmaxMethod
+from normgen.knobs import KNOBS, Copy, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks
 from normgen.schedule.tiles.cut import contraction
+from normgen.schedule.tiles.fragment import has_tensor_cores
 from normgen.schedule.tiles.online import moves
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 from normgen.schedule.tiles.rules import vector as vector_rule
 
 # Sides of a tile differ by at most this factor: a wider one reads more for the products that it has.
 MOST_OBLONG = 4
-THREADS = (64, 128, 256)  # of a block
+THREADS = {Fragment.SIMT: (64, 128, 256), Fragment.MMA: (32, 64, 128, 256)}  # of a block
 LARGEST = 128  # elements of the result that a thread owns
-MOST_CUTS = 20  # that are searched
+MOST_CUTS = {Fragment.SIMT: 20, Fragment.MMA: 40}  # that are searched
 NEAR = 2.0  # cuts that the formula gives up to so many times the clocks of the best one
 # How tiles come: (copy, stages, tile_k)
 WAYS = (
@@ -36,8 +37,17 @@ WAYS = (
     (Copy.DIRECT, 1, 32),
     (Copy.DIRECT, 1, 16),
 )
-
-
+# ... of tensor cores, whose steps are short
+WAYS_OF_TENSORS = (
+    (Copy.CP_ASYNC, 3, 32),
+    (Copy.CP_ASYNC, 4, 32),
+    (Copy.CP_ASYNC, 2, 32),
+    (Copy.CP_ASYNC, 2, 64),
+    (Copy.CP_ASYNC, 3, 64),
+    (Copy.CP_ASYNC, 4, 64),
+    (Copy.DIRECT, 2, 32),
+    (Copy.DIRECT, 1, 64),
+)
 # ... of a side that waits for its rows' statistics, which is computed on its way and whose rows are long
 WAYS_OF_WAITING = (
     (Copy.CP_ASYNC, 2, 32),
@@ -49,11 +59,12 @@ WAYS_OF_WAITING = (
 )
 
 
-def ways(problem: Problem) -> tuple[tuple[SoftmaxMethod, Copy, int, int], ...]:
+def ways(problem: Problem, fragment: Fragment) -> tuple[tuple[SoftmaxMethod, Copy, int, int], ...]:
     """(softmax, copy, stages, tile_k): first those in which a row is read once."""
     cut = contraction(problem)
-    if not cut.ahead:
-        return tuple((SoftmaxMethod.TWO_PASS, *way) for way in WAYS)
+    if fragment is Fragment.MMA or not cut.ahead:
+        known = WAYS if fragment is Fragment.SIMT else WAYS_OF_TENSORS
+        return tuple((SoftmaxMethod.TWO_PASS, *way) for way in known)
     methods = (SoftmaxMethod.ONLINE, SoftmaxMethod.TWO_PASS) if moves(cut) else (SoftmaxMethod.TWO_PASS,)
     return tuple((method, *way) for method in methods for way in WAYS_OF_WAITING)
 
@@ -63,13 +74,14 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
     where a spec names a knob's values, these.
     """
     asked = problem.searched_knobs
-    bases = cuts(problem, device)
-    known = [dict(zip(("softmax", "copy", "stages", "tile_k"), way, strict=True)) for way in ways(problem)]
+    fragment = Fragment.MMA if has_tensor_cores(problem, device) else Fragment.SIMT
+    bases = cuts(problem, device, fragment)
+    known = [dict(zip(("softmax", "copy", "stages", "tile_k"), way, strict=True)) for way in ways(problem, fragment)]
     in_ways = {base: [base.varied(**way) for way in known] for base in bases}
     best = {base: min((c for s in made if (c := _clocks(problem, s, device))), default=math.inf)
             for base, made in in_ways.items()}  # fmt: skip
     near = sorted((base for base in bases if best[base] <= NEAR * min(best.values())), key=best.__getitem__)
-    for found in (found for base in near[:MOST_CUTS] for found in in_ways[base]):
+    for found in (found for base in near[: MOST_CUTS[fragment]] for found in in_ways[base]):
         for schedule in (found, found.varied(blocks_per_sm=bound(problem, found, device))):
             if all(getattr(schedule, name) in values for name, values in asked.items() if values):
                 yield schedule
@@ -90,7 +102,7 @@ def bound(problem: Problem, s: Schedule, device: Device) -> int:
     return max(known, default=0)
 
 
-def cuts(problem: Problem, device: Device) -> list[Schedule]:
+def cuts(problem: Problem, device: Device, fragment: Fragment) -> list[Schedule]:
     """Tiles, and what a thread has of them, of which not more than half would lie beyond the result's edges."""
     vector, found = widest(problem, device), list[Schedule]()
     sizes = [problem.sizes.along(axis) for axis in (contraction(problem).m, contraction(problem).n)]
@@ -98,6 +110,7 @@ def cuts(problem: Problem, device: Device) -> list[Schedule]:
         [tile for tile in KNOBS[name].values[1:] if tile < 2 * max(size, 16)]
         for name, size in zip(("tile_m", "tile_n"), sizes, strict=True)
     ]
+    tall = 4 if fragment is Fragment.MMA else 2  # a warp's part is as wide as tall where a thread's is twice as wide
     if contraction(problem).ahead:  # each tile along n reads the rows again, and computes what waits for them
         tiles[1] = tiles[1][-1:]
     for tile_m, tile_n in itertools.product(*tiles):
@@ -105,10 +118,10 @@ def cuts(problem: Problem, device: Device) -> list[Schedule]:
             continue
         for thread_m, thread_n in itertools.product((2, 4, 8, 16), repeat=2):
             threads = tile_m // thread_m * (tile_n // thread_n)
-            is_square = thread_m <= 2 * thread_n and thread_n <= 2 * thread_m
-            if threads in THREADS and is_square and thread_m * thread_n <= LARGEST:
+            is_square = thread_m <= 2 * thread_n and thread_n <= tall * thread_m
+            if threads in THREADS[fragment] and is_square and thread_m * thread_n <= LARGEST:
                 cut = {"tile_m": tile_m, "tile_n": tile_n, "thread_m": thread_m, "thread_n": thread_n}
-                found.append(Schedule(hold=Hold.SHARED, vector=vector, tile_k=8, **cut))
+                found.append(Schedule(hold=Hold.SHARED, vector=vector, tile_k=8, fragment=fragment, **cut))
     return found
 
 
