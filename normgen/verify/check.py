@@ -13,6 +13,7 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
+from normgen.schedule.tiles.fragment import takes_tensor_cores
 from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
 from normgen.verify.contraction.sides import (
@@ -172,7 +173,12 @@ def _model(
         inputs=inputs,
         start=start,
         open_walk=walk_opener(problem, inputs.buffers, formulas),
-        arithmetic=Float32Error(cols=problem.cols, chain=None if problem.inner else chain, is_plain=is_plain),
+        arithmetic=Float32Error(
+            cols=problem.cols,
+            chain=None if problem.inner else chain,
+            is_plain=is_plain,
+            is_cut=bool(problem.inner) and takes_tensor_cores(problem),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.dtypes import BF16, DTYPES, F16, F32, DType
+from normgen.errors import ProgramError
 from normgen.knobs import Copy, Hold, SoftmaxMethod
 from normgen.knobs import Fragment as Kind
 from normgen.problem.problem import Problem
@@ -214,9 +215,17 @@ class Mma(Simt):
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
 
 
+def takes_tensor_cores(problem: Problem) -> bool:
+    """Whether tensor cores multiply the factors of the problem's products, where there are such."""
+    try:
+        return Mma(problem, _ANY, contraction(problem)).refusal() is None
+    except ProgramError:  # of no product, or of one that no kernel computes
+        return False
+
+
 def has_tensor_cores(problem: Problem, device: Device) -> bool:
-    """Whether the device's tensor cores multiply the factors of a problem's products."""
-    return bool(device.tensor_fmas) and Mma(problem, _ANY, contraction(problem)).refusal() is None
+    """The same of a device."""
+    return bool(device.tensor_fmas) and takes_tensor_cores(problem)
 
 
 FRAGMENTS: dict[Kind, type[Simt]] = {Kind.SIMT: Simt, Kind.MMA: Mma}

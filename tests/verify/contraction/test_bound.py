@@ -52,6 +52,23 @@ def chained(left: Stored, right: Stored, chain: int) -> Stored:
     return np.asarray(sums[..., 0])
 
 
+def cut(left: Stored, right: Stored, at_once: int, bits: int) -> Stored:
+    """[lines, lines]: as tensor cores add, so many at once, cut off behind so many bits of the largest addend."""
+    parts = -(-left.shape[1] // at_once)
+    rest = ((0, 0), (0, parts * at_once - left.shape[1]))
+    a, b = (np.pad(side, rest).reshape(len(side), parts, at_once).astype(np.float64) for side in (left, right))
+    sums = np.zeros((len(left), len(right)))
+    for part in range(parts):
+        addends = np.concatenate([a[:, None, part] * b[None, :, part], sums[..., None]], axis=-1)
+        unit = np.exp2(np.frexp(np.abs(addends).max(axis=-1))[1] - 1.0 - bits)
+        total = (np.trunc(addends / unit[..., None]) * unit[..., None]).sum(axis=-1)
+        last = np.exp2(np.frexp(total)[1] - 24.0)
+        sums = np.where(
+            np.isfinite(addends).all(axis=-1) & (total != 0), np.trunc(total / last) * last, addends.sum(-1)
+        )
+    return sums.astype(np.float32)
+
+
 def drawn(dtype: str, families: tuple[str, ...], lines: int, terms: int = TERMS) -> Stored:
     """Of a left side, so many lines of each family."""
     rng, stored_as = np.random.default_rng(terms), DTYPES[dtype]
@@ -89,6 +106,49 @@ def test_a_right_chain_is_within_its_bound_for_every_pair_of_families(
         worst = float(shares(got, model.dot(*sides(left, right))).max())
     record_property("largest share of the bound", worst)  # a float of Python: workers hand nothing else on
     assert worst <= 0.25  # 0.12 was seen
+
+
+TENSOR_CORES = {"sm_80": (8, 24), "sm_90": (16, 25)}  # products at once, bits behind the largest one's first
+
+
+@pytest.mark.parametrize("cores", TENSOR_CORES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("terms", [24, TERMS])
+def test_what_tensor_cores_cut_off_is_within_its_bound_for_every_pair_of_families(
+    dtype: str, cores: str, terms: int, record_property: Callable[[str, object], None]
+) -> None:
+    lines, families = 2, (*LEFT, WHOLE)
+    left, rng = drawn(dtype, families, lines, terms), np.random.default_rng(1)
+    of_left, of_right = np.repeat(families, lines).tolist(), [name for name in RIGHT for _ in range(3)]
+    right = DTYPES[dtype].stored(draw_right(of_right, terms, DTYPES[dtype], rng)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        got = cut(left, right, *TENSOR_CORES[cores])
+        model = Float32Error(cols=1, drifts=drifts(of_left, of_right), is_cut=True)
+        worst = float(shares(got, model.dot(*sides(left, right))).max())
+    record_property("largest share of the bound", worst)
+    assert worst <= 0.25
+
+
+def test_what_is_cut_off_adds_up_beyond_the_bound_of_roundings() -> None:
+    """Of products of one sign, whose losses are all on one side."""
+    left = np.abs(drawn("bf16", ("normal",), 8))
+    right = np.abs(DTYPES["bf16"].stored(draw_right(["normal"] * 8, TERMS, DTYPES["bf16"], np.random.default_rng(1))))
+    got = cut(left, right.astype(np.float32), *TENSOR_CORES["sm_80"])
+    given = sides(left, right.astype(np.float32))
+    share = [shares(got, Float32Error(cols=1, is_cut=is_cut).dot(*given)).max() for is_cut in (False, True)]
+    assert share[0] > 2 * share[1]
+    assert share[1] <= 0.25
+    assert (got < given[0].value[:, :, 0].T @ given[1].value[:, 0, :]).all(), "towards 0"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_lost_tile_of_tensor_cores_shows_in_nine_of_ten_elements(dtype: str) -> None:
+    left = drawn(dtype, ("normal",), 48)
+    right = DTYPES[dtype].stored(draw_right(["normal"] * 48, TERMS, DTYPES[dtype], np.random.default_rng(1)))
+    lost = right.astype(np.float32)
+    found = Float32Error(cols=1, is_cut=True).dot(*sides(left, lost))
+    lost[:, 32:64] = 0
+    assert (shares(cut(left, lost, 8, 24), found, dtype) > 1).mean() >= 0.9
 
 
 def test_equal_terms_drift_beyond_the_bound_of_independent_roundings() -> None:
