@@ -20,9 +20,7 @@ from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
 from normgen.program.source import written_program
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.cut import Side
-from normgen.schedule.tiles.fragment import PAD, PIECE
-from normgen.schedule.tiles.plan import TilePlan, tile_problem_plan
+from normgen.schedule.tiles.plan import tile_problem_plan
 
 SECTOR = 32  # bytes that memory moves at least
 BANKS, WORD = 32, 4
@@ -136,41 +134,14 @@ def _intensity(problem: Problem, s: Schedule, device: Device) -> Answer:
     return Answer(question="intensity", answer=answer, is_good=good, knobs=("tile_m", "tile_n"))
 
 
-def tile_reads(plan: TilePlan, side: Side) -> tuple[list[int], int]:
-    """Where in a slot the lanes of the first warp read their first piece of one k, in bytes; and bytes of a piece."""
-    down, across = plan.lanes
-    x_lanes = range(min(WARP, plan.schedule.threads))
-    along_m = [lane // (2 * across) * 2 + lane % 2 if down > 1 else 0 for lane in x_lanes]
-    along_n = [lane // 2 % across if down > 1 else lane for lane in x_lanes]
-    own = along_m if side.axis == plan.cut.m else along_n
-    if plan.lies_deep(side):
-        return [place * (plan.schedule.tile_k + PAD) * WORD for place in own], PIECE * WORD
-    piece = plan.piece(side.axis)
-    return [place * piece * WORD for place in own], piece * WORD
-
-
-def tile_writes(plan: TilePlan, side: Side) -> tuple[list[int], int]:
-    """Where in a slot the lanes of the first warp write their first vector, in bytes; and bytes of a vector."""
-    s, tile = plan.schedule, plan.tile(side.axis)
-    deep, piece = plan.lies_deep(side), plan.piece(side.axis)
-    line, pitch = (s.tile_k, s.tile_k + PAD) if deep else (tile, tile + PAD)
-    found = []
-    for thread in range(min(WARP, s.threads, tile * s.tile_k // s.vector)):
-        number, column = thread * s.vector // line, thread * s.vector % line
-        if deep and piece > 1:  # neighbouring lines of a piece lie apart
-            number = number % piece * (tile // piece) + number // piece
-        found.append((number * pitch + column) * WORD)
-    return found, s.vector * WORD
-
-
 def _banks_of_tiles(problem: Problem, s: Schedule) -> Answer:
     plan = tile_problem_plan(problem, s)
     if not plan.in_shared:
         return Answer(question="bank conflicts", answer="none: no tile waits in shared memory", is_good=True)
     found = {
-        f"{what} of the side along {side.axis}": bank_ways(*lanes(plan, side))
+        f"{what} of the side along {side.axis}": bank_ways(*lanes(side))
         for side in plan.cut.sides
-        for what, lanes in (("reads", tile_reads), ("writes", tile_writes))
+        for what, lanes in (("reads", plan.fragment.reads), ("writes", plan.fragment.writes))
     }
     worst = {what: ways for what, ways in found.items() if ways > 1}
     answer = ", ".join(f"{what} {ways}-way" for what, ways in worst.items()) or "reads and writes of both sides without"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normgen.cost.checklist import bank_ways, checklist, tile_reads, tile_writes, unfused_bytes
+from normgen.cost.checklist import bank_ways, checklist, unfused_bytes
 from normgen.cost.model import predict
 from normgen.cost.work import arithmetic_us, flops, roof_of
 from normgen.cpu import build_many, find_compiler
 from normgen.cpu.trace import StepKind
 from normgen.device import target
+from normgen.knobs import Fragment
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.statistics import Ratio
@@ -107,14 +108,23 @@ SHARED = [
     TILED.varied(vector=2, tile_m=16, tile_n=16, thread_m=2, thread_n=1, tile_k=8),
     TILED.varied(tile_m=32, tile_n=128, thread_m=16, thread_n=8),
 ]
+MMA = TILED.varied(fragment=Fragment.MMA, vector=8, tile_k=32, thread_m=4, thread_n=8)
+OF_TENSORS = [
+    MMA,
+    MMA.varied(tile_k=64, tile_n=128),
+    MMA.varied(tile_m=16, tile_n=32, thread_m=2, thread_n=4),
+    MMA.varied(tile_m=32, tile_n=16, thread_m=4, thread_n=4, vector=4),
+    MMA.varied(tile_m=256, tile_n=64, thread_m=16, vector=2),
+]
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("name", ["linear", "torch_linear"])
 def test_banks_are_counted_on_the_addresses_that_a_kernel_has(name: str) -> None:
     """Each step of the first warp in shared memory, as the executor saw it: the busiest bank of all is what is said."""
-    for schedule in SHARED:
-        problem = linear.problem_of(name, (schedule.tile_m, schedule.tile_n, schedule.tile_k))
+    for schedule in (*SHARED, *OF_TENSORS):
+        dtype = "bf16" if schedule.fragment is Fragment.MMA else "f32"
+        problem = linear.problem_of(name, (schedule.tile_m, schedule.tile_n, schedule.tile_k), dtype=dtype)
         plan = tile_problem_plan(problem, schedule)
         [program] = build_many([emit(problem, schedule)])
         arrays = {t.name: np.zeros(problem.shape_of(t), t.dtype.numpy) for t in problem.tensors}
@@ -129,5 +139,7 @@ def test_banks_are_counted_on_the_addresses_that_a_kernel_has(name: str) -> None
             seen[kind] = max(
                 bank_ways([step.col for step in steps if step], steps[0].count) for steps in zip(*of_lane, strict=True)
             )
-        for kind, lanes in ((StepKind.READ, tile_reads), (StepKind.WRITE, tile_writes)):
-            assert max(bank_ways(*lanes(plan, side)) for side in plan.cut.sides) == seen[kind], (schedule, kind)
+        for kind, lanes in ((StepKind.READ, plan.fragment.reads), (StepKind.WRITE, plan.fragment.writes)):
+            told = max(bank_ways(*lanes(side)) for side in plan.cut.sides)
+            assert told == seen[kind], (schedule, kind)
+            assert told == 1 or schedule.fragment is not Fragment.MMA or schedule.vector < 8, "what is swizzled"

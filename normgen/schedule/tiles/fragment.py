@@ -34,6 +34,7 @@ class Simt:
 
     moved: tuple[DType, ...] = (F32,)  # what a slot holds as it is stored
     scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
+    held_bytes = F32.bytes  # of an element in a slot
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
 
@@ -94,6 +95,35 @@ class Simt:
         right = PIECE if all(deep) else s.thread_n * (PIECE if deep[1] else 1)
         return left * len(cut.left.slots) + right * len(cut.right.slots)
 
+    # ---- where lanes of the first warp find their data in a slot ----------------------------------------------------
+
+    def cell(self, side: Side, line: int, place: int) -> int:
+        """Where in a slot an element lies, in bytes."""
+        return (line * (self.line_and_lines(side)[0] + PAD) + place) * F32.bytes
+
+    def reads(self, side: Side) -> tuple[list[int], int]:
+        """What each lane reads first, in bytes; and how many bytes."""
+        down, across = self.lanes
+        lanes = range(min(WARP, self.schedule.threads))
+        along_m = [lane // (2 * across) * 2 + lane % 2 if down > 1 else 0 for lane in lanes]
+        along_n = [lane // 2 % across if down > 1 else lane for lane in lanes]
+        own = along_m if side is self.cut.left else along_n
+        if self.lies_deep(side):
+            return [self.cell(side, place, 0) for place in own], PIECE * F32.bytes
+        piece = self.piece(side.axis)
+        return [self.cell(side, 0, place * piece) for place in own], piece * F32.bytes
+
+    def writes(self, side: Side) -> tuple[list[int], int]:
+        """Where the first vector of each lane goes, in bytes; and bytes of a vector."""
+        s, (line, lines) = self.schedule, self.line_and_lines(side)
+        firsts = (lane * s.vector for lane in range(min(WARP, s.threads, line * lines // s.vector)))
+        return [self.cell(side, self.line_of(side, at // line), at % line) for at in firsts], s.vector * self.held_bytes
+
+    def line_of(self, side: Side, line: int) -> int:
+        """Where a line of memory lies: neighbouring ones of a piece lie apart."""
+        piece, flat = self.piece(side.axis), self.line_and_lines(side)[1]
+        return line % piece * (flat // piece) + line // piece if self.lies_deep(side) and piece > 1 else line
+
     # ---- clocks of a step of a block, a tile of k --------------------------------------------------------------
 
     @property
@@ -135,6 +165,7 @@ class Mma(Simt):
 
     moved = TENSOR_TYPES
     scaled = None
+    held_bytes = 2
     group = 8
     l2_bytes = 36.0
     reads_pieces_of_k = False
@@ -188,6 +219,25 @@ class Mma(Simt):
     def slot_bytes(self, side: Side) -> int:
         line, lines = self.line_and_lines(side)
         return lines * line * 2
+
+    def cell(self, side: Side, line: int, place: int) -> int:
+        length = self.line_and_lines(side)[0]
+        kinds = min(length // 8, 8)
+        return (line * length + (place // 8 ^ line // (8 // kinds) % kinds) * 8 + place % 8) * 2
+
+    def reads(self, side: Side) -> tuple[list[int], int]:
+        """A line of 8 elements a lane."""
+        apart = self.piece(side.axis) * (self.line_and_lines(side)[1 if self.lies_deep(side) else 0] // self.own(side))
+        found = []
+        for lane in range(WARP):
+            half, k = (lane // 8 % 2, lane // 16) if side is self.cut.left else (lane // 16, lane // 8 % 2)
+            deep = self.lies_deep(side)
+            line, place = (half * apart + lane % 8, k * 8) if deep else (k * 8 + lane % 8, half * apart)
+            found.append(self.cell(side, line, place))
+        return found, 16
+
+    def line_of(self, side: Side, line: int) -> int:  # noqa: ARG002
+        return line
 
     @property
     def factors(self) -> int:
