@@ -1195,7 +1195,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/reduced.py",
         TILES,
-        ("return found if self.plan.in_shared else found[1:]", "return found[1:]"),
+        ("return found if is_read else found[1:]", "return found[1:]"),
         ('f"{number} * blocks_n + {tile}" if number else tile', "tile"),
         ('"tile": "blocks_n"', '"tile": "1"'),
         ("kTileM + own_m(i)]", "kTileM + i]"),

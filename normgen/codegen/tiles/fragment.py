@@ -23,11 +23,6 @@ class SimtText:
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         self.access, self.plan, self.sides = access, access.plan, sides
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether the first factors of a tile are read with the last products of the tile before."""
-        return False
-
     def depth(self) -> list[Let]:
         """Constants of a step along k."""
         said = "of these, what a thread reads at a time where a side lies along k"
@@ -158,13 +153,9 @@ class MmaText(SimtText):
             Gap(),
             function("add_products", "int step", [over_m]),
         ]
-        if self.runs_ahead:
+        if self.plan.runs_ahead:
             return found
         return [*found, Gap(), function("multiply", stage, [*rescale, *self._tile(stage)])]
-
-    @property
-    def runs_ahead(self) -> bool:
-        return all(side.copies for side in self.sides) and self.plan.schedule.stages > 1
 
     def _tile(self, stage: str) -> list[Statement]:
         place = stage.replace("int ", "")

@@ -300,7 +300,7 @@ class TileKernel:
             If(f"{end} - k0 > {after}", (Do(further),), alone=True),
             Do("cp_async_commit()", "of nothing, too: groups are counted"),
         ]
-        if self.fragment.runs_ahead:
+        if self.plan.runs_ahead:
             return [loop("ahead", "kStages - 1", first), *self.steps_ahead(more, [*send, *ride])]
         body = [
             Do("cp_async_wait<kStages - 2>()"),
@@ -351,7 +351,8 @@ class TileKernel:
         gathered = [statement for side in self.sides for statement in side.gather()]
         if self.moving:
             left, gathered = [*left, *self.moving.keep()], [*gathered, *self.moving.show()]
-        return [Gap(), *found, Do(SYNC, "nobody reads the slots any more"), *left, Do(SYNC), *gathered]
+        free = [] if self.plan.runs_ahead else [Do(SYNC, "nobody reads the slots any more")]
+        return [Gap(), *found, *free, *left, Do(SYNC), *gathered]
 
     # ---- the whole ---------------------------------------------------------------------------------------------
 

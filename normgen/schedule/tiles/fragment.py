@@ -34,6 +34,7 @@ class Simt:
 
     moved: tuple[DType, ...] = (F32,)  # what a slot holds as it is stored
     scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
+    reads_ahead = False  # whether factors of a step are read while those of the step before are multiplied
     held_bytes = F32.bytes  # of an element in a slot
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
@@ -165,6 +166,7 @@ class Mma(Simt):
 
     moved = TENSOR_TYPES
     scaled = None
+    reads_ahead = True
     held_bytes = 2
     group = 8
     l2_bytes = 36.0

@@ -96,6 +96,14 @@ class TilePlan:
         matrix = self.tensor(matrices[0])
         return others if matrix.dtype is self.fragment.scaled and matrix.null_as is None else ()
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the first factors of a tile are read with the last products of the tile before.
+
+        Then nobody reads the slots behind the loop over k.
+        """
+        return self.fragment.reads_ahead and self.schedule.stages > 1 and all(map(self.copies, self.cut.sides))
+
     def is_even(self, side: Side) -> bool:
         """Whether in each step the threads move whole lines of a side, all of them: a step is so many lines on."""
         s, tile = self.schedule, self.tile(side.axis)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import sympy as sp
 
-from normgen.program.functions import COL, ROW
+from normgen.program.functions import COL, ROW, Stored, cast
 from normgen.program.ir import COLS, INNER, Map, Reduce, Store
 from normgen.program.monoid import ABSMAX, MAX, MIN, SUM, symbol
 from normgen.spec.spec import Kind
@@ -228,3 +231,33 @@ TWO_ORDERS = Case(  # of a side's tensors: one element at a time
 )
 CASES = COPIED | COMPUTED
 PARTLY_COPIED = ("silu of x", "silu of w", "a gain along inner")  # one side is as it is stored
+
+
+def of_16_bits(case: Case, dtype: str) -> Case:
+    """The same of factors that tensor cores multiply; all else stays f32, so that each error shows."""
+    factors = {name for s in case.statements if isinstance(s, Reduce) and s.is_dot for arg in s.args
+               for name in map(str, arg.free_symbols)}  # fmt: skip
+    return replace(case, dtypes=dict.fromkeys(factors, dtype))
+
+
+OF_TENSORS = {name: of_16_bits(case, dtype) for (name, case), dtype in zip(COPIED.items(), cycle(("bf16", "f16")))}
+OF_TENSORS |= {
+    "linear, f16": of_16_bits(LINEAR, "f16"),
+    "linear, w turned, bf16": of_16_bits(COPIED["linear, w turned"], "bf16"),
+    "two sums, f16": of_16_bits(COPIED["two sums"], "f16"),
+    "a cast": Case(
+        {**TURNED, "scale": ("rows",)},
+        (
+            Map("a", Kind.LEFT, cast(x * scale, Stored("bf16"))),
+            dot("y", symbol("a"), w),
+            STORE,
+        ),
+        lambda a: {"y": product((a["x"] * a["scale"]).astype(ml_dtypes.bfloat16).astype(np.float64), a["w"])},
+        dtypes={"w": "bf16", "x": "bf16", "scale": "bf16"},
+        bound=1e-3,
+    ),
+    "all of 16 bits": replace(
+        COPIED["values of all kinds behind"],
+        dtypes=dict.fromkeys(EVERY, "f16"),
+    ),
+}

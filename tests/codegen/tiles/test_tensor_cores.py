@@ -1,0 +1,98 @@
+"""Kernels of tensor cores on the CPU executor, against float64: edges, orders of the sides, all that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from normgen.codegen.module import Module
+from normgen.cpu import build_many, find_compiler
+from normgen.knobs import Copy, Fragment, Hold
+from normgen.schedule.schedule import Schedule
+from tests.codegen.tiles.cases import OF_TENSORS
+from tests.codegen.tiles.handmade import Case, Sizes, ran
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+WARP = Schedule(hold=Hold.SHARED, fragment=Fragment.MMA, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4)
+AHEAD = WARP.varied(copy=Copy.CP_ASYNC, stages=3, vector=8)
+FOUR = {"tile_m": 64, "tile_n": 64, "thread_m": 4, "thread_n": 8}  # warps, two along m and two along n
+PLAIN = {"shared": WARP, "two stages": WARP.varied(stages=2)}
+WAYS = {
+    **PLAIN,
+    "copied": AHEAD.varied(stages=1),
+    "copied two ahead": AHEAD.varied(stages=2, vector=4),
+    "copied ahead": AHEAD,
+    "copied in pairs": AHEAD.varied(stages=4, vector=2, tile_k=64),
+}
+AROUND = ((15, 33, 16), (16, 31, 15), (17, 32, 17), (1, 1, 1), (0, 3, 5))
+PAIRS = ((14, 34, 18), (18, 62, 16), (16, 32, 14), (2, 2, 2))  # no vectors of more than two elements
+WIDE = ((24, 72, 40), (8, 136, 24), (16, 32, 16), (40, 8, 8))
+BROAD = ((72, 104, 40), (136, 64, 72))
+
+
+def modules(case: Case, way: Schedule) -> Iterator[tuple[Module, tuple[Sizes, ...]]]:
+    if way.copy is Copy.DIRECT:
+        yield case.module((1, 1, 1), way, any_cols=True), AROUND
+        yield case.module((16, 32, 16), way), ((16, 32, 16),)
+        return
+    for sizes in PAIRS if way.vector == 2 else WIDE:
+        yield case.module(sizes, way), (sizes,)
+    for sizes in BROAD:
+        yield case.module(sizes, way.varied(**FOUR)), (sizes,)
+
+
+def faults(case: Case, way: Schedule) -> list[str]:
+    built = [*modules(case, way)]
+    programs = build_many([module for module, _ in built])
+    found = []
+    for program, (_, all_sizes) in zip(programs, built, strict=True):
+        for number, sizes in enumerate(all_sizes):
+            found += [f"{sizes}: {one}" for one in ran(case, program, sizes, pad=8 * (number % 2), seed=1)]
+    return found
+
+
+@pytest.mark.parametrize("name", OF_TENSORS)
+def test_a_kernel_is_right_on_both_sides_of_every_edge(name: str) -> None:
+    """A tile less one, a tile, a tile and one, and 1, in each of m, n and k; by registers and by copies."""
+    case = OF_TENSORS[name]
+    often = name in ("linear", "linear, w turned", "two sums")
+    ways = WAYS if often else {way: WAYS[way] for way in ("two stages", "copied ahead")}
+    for way in ways:
+        if name == "a cast" and "copied" in way:
+            continue  # of what is cast nothing is copied; the other side is, below
+        assert not faults(case, ways[way]), way
+
+
+@pytest.mark.parametrize("name", ["a cast", "linear, both turned", "dw and dbias"])
+def test_a_side_may_pass_through_registers_while_the_other_is_copied(name: str) -> None:
+    case = OF_TENSORS[name]
+    case = case if name == "a cast" else replace(case, null_as={"x": 1.0})
+    for stages in (1, 2):
+        assert not faults(case, AHEAD.varied(stages=stages, vector=4)), stages
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"tile_m": 128, "tile_n": 64, "thread_m": 8, "thread_n": 16, "tile_k": 64},
+        {"tile_m": 16, "tile_n": 256, "thread_m": 2, "thread_n": 8},
+        {"tile_m": 256, "tile_n": 16, "thread_m": 16, "thread_n": 4, "stages": 4},
+        {"tile_m": 64, "tile_n": 64, "thread_m": 8, "thread_n": 4, "stages": 2},
+    ],
+    ids=str,
+)
+def test_warps_own_their_part_of_any_tile(knobs: dict[str, int]) -> None:
+    for name in ("linear", "linear, both turned", "two sums of four sides", "reductions of the result"):
+        sizes = (136, 72, 72)
+        [program] = build_many([OF_TENSORS[name].module(sizes, AHEAD.varied(**knobs))])
+        assert not ran(OF_TENSORS[name], program, sizes, pad=8), name
+
+
+def test_groups_of_lines_of_tiles_reach_every_tile_once() -> None:
+    """More than two groups, and a part of one, whatever the order in which blocks run."""
+    case = OF_TENSORS["linear"]
+    [program] = build_many([case.module((1, 1, 1), WARP, any_cols=True)])
+    for sizes in ((16 * 19, 8, 40), (16 * 8, 8, 16), (16 * 7 + 1, 8, 33)):
+        assert not ran(case, program, sizes, seed=3), sizes
