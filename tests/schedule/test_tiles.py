@@ -23,6 +23,7 @@ from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.schedule.tiles.cut import Side, contraction, contraction_of, is_neutral, vanishes
+from normgen.schedule.tiles.fragment import has_tensor_cores
 from normgen.schedule.tiles.plan import tile_plan_of, tile_problem_plan
 from normgen.spec.formula import Name
 from normgen.spec.reader import load, parse
@@ -56,7 +57,24 @@ def problem(
 
 
 CUT: dict[str, Any] = {"tile_m": 64, "tile_n": 64, "tile_k": 16, "thread_m": 4, "thread_n": 4, "hold": "shared"}
+MMA: dict[str, Any] = {**CUT, "fragment": "mma", "tile_k": 32, "vector": 8, "copy": "cp_async", "stages": 3}
+OF_16_BITS, MIXED = problem(dtype="bf16"), problem(dtype="bf16", dtypes={"w": "f16"})
+COMPUTED = problem(formula="exp(x) @ w + bias", dtype="bf16")
+CAST = problem(formula="cast(x, bias) @ w + bias", dtype="bf16", dtypes={"bias": "f16"})
+UNSHARED = {"hold": "reload", "vector": 1, "copy": "direct", "stages": 1}
 REFUSED = {
+    "f32 on tensor cores": (problem(), MMA | {"vector": 4}, "stored or cast, all in f16 or all in bf16"),
+    "two types": (MIXED, MMA, "stored or cast, all in f16 or all in bf16"),
+    "a side in float32": (COMPUTED, MMA, "anything else is float32 arithmetic"),
+    "a cast to another type": (CAST, MMA, "stored or cast"),
+    "no shared memory": (OF_16_BITS, MMA | UNSHARED, "hold = shared"),
+    "a moving maximum": (OF_16_BITS, MMA | {"softmax": "online"}, "softmax = two_pass"),
+    "copies of 2 bytes": (OF_16_BITS, MMA | {"vector": 1}, "cp.async moves 4 bytes at least"),
+    "half a matrix": (OF_16_BITS, MMA | {"thread_m": 1}, "a lane has 2 x 4 of a matrix"),
+    "half a matrix of w": (OF_16_BITS, MMA | {"thread_n": 2}, "a lane has 2 x 4 of a matrix"),
+    "half a warp": (OF_16_BITS, MMA | {"tile_m": 16, "tile_n": 128}, "a tile whole warps"),
+    "one step": (OF_16_BITS, MMA | {"tile_k": 16}, "two a tile"),
+    "many sums": (OF_16_BITS, MMA | {"tile_m": 128, "thread_m": 16, "thread_n": 16}, "registers of data"),
     "no tiles": (problem(), {"hold": "shared"}, "tile_m, tile_n, tile_k, thread_m, thread_n must not be 0"),
     "a knob of rows": (problem(), {**CUT, "persistent": 1}, "persistent is a knob of kernels of rows: persistent = 0"),
     "few threads": (problem(), {**CUT, "tile_m": 16, "thread_m": 16}, "32 to 1024 threads a block; here they are 16$"),
@@ -106,9 +124,33 @@ def test_slots_and_copies_need_a_device_that_has_them() -> None:
     assert "copy = cp_async needs sm_80" in str(refusal(problem(), schedule_from({**CUT, "copy": "cp_async"}), T4))
 
 
+def test_tensor_cores_need_a_device_and_a_problem_that_have_them() -> None:
+    assert refusal(OF_16_BITS, schedule_from(MMA), H200) is None
+    assert refusal(OF_16_BITS, schedule_from(MMA), target("a100")) is None
+    assert refusal(OF_16_BITS, schedule_from(MMA | {"copy": "direct", "stages": 1}), T4) == "fragment = mma needs sm_80"
+    assert emit(OF_16_BITS, schedule_from(MMA)).min_arch == 80
+    for asked in (problem(formula="cast(exp(x), w) @ w + bias", dtypes={"w": "bf16"}), OF_16_BITS):
+        assert has_tensor_cores(asked, H200)
+        assert not has_tensor_cores(asked, T4)
+        assert {s.fragment for s in space(asked, H200).legal} == {default_schedule(asked, H200).fragment} == {"mma"}
+        assert {s.fragment for s in space(asked, T4).legal} == {"simt"}
+    assert not any(has_tensor_cores(asked, H200) for asked in (problem(), MIXED, problem(formula="exp(x) @ w + bias")))
+
+
+def test_what_a_lane_owns_and_what_slots_hold_follow_from_the_fragment() -> None:
+    plan = tile_problem_plan(OF_16_BITS, schedule_from(MMA))
+    assert plan.lanes == (8, 4)
+    assert [plan.piece(axis) for axis in ("rows", "cols")] == [1, 2]
+    assert plan.shared_bytes == 3 * (64 * 32 + 32 * 64) * 2
+    assert plan.accumulators == 4 * 4 + 2 * (2 * 4 + 4)
+    assert plan.runs_ahead
+    assert not tile_problem_plan(OF_16_BITS, schedule_from(MMA | {"copy": "direct", "stages": 2})).runs_ahead
+
+
 def test_a_kernel_of_rows_has_no_tiles() -> None:
     rows = problem_for(load("rmsnorm"), shape="64x256")
     assert "a row has no tiles" in str(refusal(rows, default_schedule(rows, H200).varied(tile_k=8), H200))
+    assert "no products of matrices" in str(refusal(rows, default_schedule(rows, H200).varied(fragment="mma"), H200))
 
 
 SIZES = ("4096x4096", 4096), ("1x4096", 4096), ("37x29", 19), ("4097x4095", 4093), ("1x1", 1), ("64x65536", 8)

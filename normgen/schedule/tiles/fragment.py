@@ -188,7 +188,7 @@ class Mma(Simt):
         down, across = self.lanes
         if s.thread_m % 2 or s.thread_n % 4:
             return f"a lane has 2 x 4 of a matrix: thread_m = {s.thread_m} is odd, or thread_n no multiple of 4"
-        if s.tile_m % (down * s.thread_m) or s.tile_n % (across * s.thread_n):
+        if s.tile_m % (down * max(1, s.thread_m)) or s.tile_n % (across * max(1, s.thread_n)):
             return f"a warp owns {down} x thread_m lines and {across} x thread_n columns, and a tile whole warps"
         if s.tile_k % (2 * DEEP):
             return f"while factors of one step of {DEEP} along k are multiplied, those of the next are read: two a tile"
