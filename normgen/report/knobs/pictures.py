@@ -290,7 +290,7 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     "tile_k": _OF_TILES,
     "thread_m": _OF_TILES,
     "thread_n": _OF_TILES,
-    "fragment": _OF_TILES,
+    "fragment": "who multiplies in a product of matrices: the pictures are of rows, which have none",
 }
 
 
