@@ -335,7 +335,11 @@ class TileKernel:
             Do("add_products(kSteps - 1)"),
         ]
         first: list[Statement] = [wait, Do(SYNC, "the first stage has arrived")]
-        return [*first, Do("int stage = 0"), Do("read_parts(stage, 0)"), self.over_k(body)]
+        k = self.plan.cut.k
+        read: Statement = Do("read_parts(stage, 0)")
+        if not self.plan.is_fixed(k):  # it may be of length 0
+            read = If(f"{self.access.begin(k)} < {self.access.end(k)}", (read,), alone=True)
+        return [*first, Do("int stage = 0"), read, self.over_k(body)]
 
     def riding(self) -> list[Statement]:
         """What all threads have reduced meanwhile, through the slots, which are free."""
