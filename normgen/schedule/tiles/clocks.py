@@ -105,7 +105,8 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
     written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
-    busy = blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
+    few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
+    busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
     busy = max(busy, blocks * _asked(plan) * s.tile_k / plan.fragment.l2_bytes)
     return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
 

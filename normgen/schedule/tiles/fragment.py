@@ -37,6 +37,7 @@ class Simt:
     reads_ahead = False  # whether factors of a step are read while those of the step before are multiplied
     held_bytes = F32.bytes  # of an element in a slot
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
+    busy_warps = 0  # of an SM, without which its units wait for their latency
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
 
     def __init__(self, problem: Problem, schedule: Schedule, cut: Contraction) -> None:
@@ -169,6 +170,7 @@ class Mma(Simt):
     reads_ahead = True
     held_bytes = 2
     group = 8
+    busy_warps = 6
     l2_bytes = 36.0
     reads_pieces_of_k = False
     lanes = (8, 4)
