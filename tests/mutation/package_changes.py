@@ -1195,7 +1195,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/reduced.py",
         TILES,
-        ("return found if is_read else found[1:]", "return found[1:]"),
+        ("return found if self.plan.reads_last else found[1:]", "return found[1:]"),
         ('f"{number} * blocks_n + {tile}" if number else tile', "tile"),
         ('"tile": "blocks_n"', '"tile": "1"'),
         ("kTileM + own_m(i)]", "kTileM + i]"),
@@ -1239,7 +1239,7 @@ CHANGES: tuple[Change, ...] = (
         "schedule/tiles/plan.py",
         TILES,
         ("if len(bare) < len(side.slots):", "if not bare:"),
-        ("self.riding_floats, self.reduced_floats)", "self.reduced_floats)"),
+        ("self.riding_floats, self.reduced_floats, exchanged)", "self.reduced_floats, exchanged)"),
         ("return s.threads % line == 0 and vectors % s.threads == 0", "return s.threads % line == 0"),
     ),
     *changes(
@@ -1249,7 +1249,7 @@ CHANGES: tuple[Change, ...] = (
         ("return (s.tile_k, flat) if self.lies_deep(side) else (flat, s.tile_k)", "return flat, s.tile_k"),
         ("return lines * line * 2", "return lines * line"),
         ("return 1 if axis == self.cut.m else 2", "return 1"),
-        ("if types not in ({F16}, {BF16}):", "if not types <= {F16, BF16, None}:"),
+        ("if types in ({F16}, {BF16}):", "if types <= {F16, BF16, None}:"),
         ("if s.thread_m % 2 or s.thread_n % 4:", "if False:"),
         ("if s.tile_k % (2 * DEEP):", "if s.tile_k % DEEP:"),
         ("if s.softmax is SoftmaxMethod.ONLINE:", "if False:"),

@@ -8,7 +8,6 @@ from functools import partial
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, function, loop, setting
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, MatrixSide, SideText
-from normgen.knobs import Fragment
 from normgen.schedule.tiles.fragment import DEEP, PAD, PIECE, Mma
 
 Sides = tuple[SideText, SideText]
@@ -75,6 +74,14 @@ class SimtText:
             total = f"{reduce}_sum[i][j]"
             added.append(Set(total, f"fmaf({x}{left}, {y}{right}, {total})"))
         return added
+
+    def from_memory(self) -> list[Statement]:
+        """No thread knows what another one reads."""
+        over_n = loop("j", "kThreadN", self.products(), unroll=UNROLL)
+        body = [*(s for side in self.sides for s in side.reload()), loop("i", "kThreadM", [over_n], unroll=UNROLL)]
+        k = self.plan.cut.k
+        head = f"for (int k = {self.access.begin(k)}; k < {self.access.end(k)}; ++k)"
+        return [For(head, tuple(body), "#pragma unroll kTileK")]
 
     def factors(self) -> list[tuple[str, str, str]]:
         """Of each sum: its name, and those of its left and right factors."""
@@ -162,6 +169,3 @@ class MmaText(SimtText):
         read = [f"read_parts({', '.join(filter(None, (place, step)))})" for step in ("0", "step + 1")]
         ahead = If("step + 1 < kSteps", (Do(read[1]),), alone=True)
         return [Do(read[0]), loop("step", "kSteps", [ahead, Do("add_products(step)")], unroll=UNROLL)]
-
-
-FRAGMENTS: dict[Fragment, type[SimtText]] = {Fragment.SIMT: SimtText, Fragment.MMA: MmaText}

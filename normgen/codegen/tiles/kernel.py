@@ -26,14 +26,17 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
-from normgen.codegen.tiles.fragment import FRAGMENTS
+from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.codegen.tiles.streamed import StreamedText
 from normgen.schedule.plan import TICKET_BYTES
+from normgen.schedule.tiles.fragment import Mma, Simt, Streamed
 from normgen.schedule.tiles.plan import TilePlan
 
 SYNC = "__syncthreads()"
+TEXTS: dict[type[Simt], type[SimtText]] = {Simt: SimtText, Mma: MmaText, Streamed: StreamedText}
 NEXT_STAGE = Set("stage", "stage + 1 < kStages ? stage + 1 : 0")
 
 
@@ -45,7 +48,7 @@ class TileKernel:
         self.chain = chain_of(plan.schedule)
         self.access = TileAccess(plan)
         cut = plan.cut
-        text = FRAGMENTS[plan.schedule.fragment]
+        text = TEXTS[type(plan.fragment)]
         self.sides = (text.side(self.access, cut.left, "left"), text.side(self.access, cut.right, "right"))
         self.fragment = text(self.access, self.sides)
         self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
@@ -195,14 +198,6 @@ class TileKernel:
         return self.moving.start() if self.moving else self.looks.statements()
 
     # ---- the loop over k ---------------------------------------------------------------------------------------
-
-    def reload(self) -> list[Statement]:
-        """No thread knows what another one reads."""
-        over_n = loop("j", "kThreadN", self.fragment.products(), unroll=UNROLL)
-        body = [*(s for side in self.sides for s in side.reload()), loop("i", "kThreadM", [over_n], unroll=UNROLL)]
-        k = self.plan.cut.k
-        head = f"for (int k = {self.access.begin(k)}; k < {self.access.end(k)}; ++k)"
-        return [For(head, tuple(body), "#pragma unroll kTileK")]
 
     def functions(self) -> list[Statement]:
         """The phases of a tile of k."""
@@ -362,7 +357,7 @@ class TileKernel:
 
     def work(self) -> list[Statement]:
         if not self.plan.in_shared:
-            return self.reload()
+            return self.fragment.from_memory()
         run = self.past_registers() if self.copied else self.through_registers()
         return [*self.functions(), *run, *self.riding()]
 

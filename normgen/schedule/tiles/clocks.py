@@ -30,7 +30,7 @@ UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks for
 def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
     """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
     plan = tile_problem_plan(problem, s)
-    steps = -(-along(problem, plan.cut.k) // s.tile_k)
+    steps = -(-along(problem, plan.cut.k) // plan.fragment.depth)
     held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) // device.sm_count)
     rounds, rest = divmod(busiest, held)
     last = _step(plan, rest, device) if rest else 0.0
@@ -95,7 +95,8 @@ def resident(plan: TilePlan, device: Device, registers: int | None = None) -> in
 
 def issued(plan: TilePlan) -> float:
     """Instructions of a thread in one step."""
-    return plan.fragment.instructions + STEP + sum(_moved(plan, side) for side in plan.cut.sides)
+    moved = sum(_moved(plan, side) for side in plan.cut.sides) if plan.fragment.moves else 0.0
+    return plan.fragment.instructions + STEP + moved
 
 
 def _step(plan: TilePlan, blocks: int, device: Device) -> float:
@@ -107,7 +108,7 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
     busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
-    busy = max(busy, blocks * _asked(plan) * s.tile_k / plan.fragment.l2_bytes)
+    busy = max(busy, blocks * _asked(plan) * plan.fragment.depth / plan.fragment.l2_bytes)
     return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
 
 

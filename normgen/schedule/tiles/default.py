@@ -23,6 +23,7 @@ def default_of_tiles(problem: Problem, device: Device) -> Schedule:
     legal = [s for s in points(problem, device) if refusal(problem, s, device) is None]
     if not legal:
         raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+    legal = [s for s in legal if s.hold is Hold.RELOAD] or legal  # few lines: the other side is read once, and straight
     clocks = {s: busy_clocks(problem, s, device) for s in legal}
     if contraction(problem).ahead:
         return min(legal, key=lambda s: (clocks[s], -s.stages))

@@ -1,7 +1,8 @@
 """How the threads of a block multiply a tile: what its slots hold, what of the result a lane owns, and what that takes.
 
 simt  a thread multiplies factors of its own, which it reads as floats, a piece at a time
-mma   the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores
+mma   the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores: they
+      read them of shared memory, or with hold = reload straight from memory
 
 Either way the lanes of a warp are a rectangle, and a lane owns pieces of the result's lines, equally far apart along m
 and along n: all that is behind the products knows no more of them.
@@ -25,6 +26,7 @@ PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
 PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
 TENSOR_TYPES = (F16, BF16)
 FMAS_PER_CLOCK = 128  # of an SM, in float32
+VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
 _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Kind.MMA)
 
@@ -37,6 +39,7 @@ class Simt:
     reads_ahead = False  # whether factors of a step are read while those of the step before are multiplied
     held_bytes = F32.bytes  # of an element in a slot
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
+    moves = True  # whether threads bring tiles to shared memory
     busy_warps = 0  # of an SM, without which its units wait for their latency
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
 
@@ -89,6 +92,11 @@ class Simt:
         return lines * (line + PAD) * F32.bytes
 
     @property
+    def exchanged_floats(self) -> int:
+        """Of shared memory, through which warps that share k add up their sums."""
+        return 0
+
+    @property
     def factors(self) -> int:
         """Registers of a thread for factors on their way to the sums."""
         s, cut = self.schedule, self.cut
@@ -96,6 +104,38 @@ class Simt:
         left = s.thread_m * (PIECE if deep[0] else 1)
         right = PIECE if all(deep) else s.thread_n * (PIECE if deep[1] else 1)
         return left * len(cut.left.slots) + right * len(cut.right.slots)
+
+    # ---- factors that tensor cores multiply ----------------------------------------------------------------------
+
+    def held_as(self, slot: Expression) -> DType | None:
+        """The type that a factor is stored as, or cast to; None of what float32 alone holds."""
+        loads: dict[str, Load] = {load.name: load for side in self.cut.sides for load in side.loads}
+        maps = {step.name: step.expr for side in self.cut.sides for step in side.maps}
+        while isinstance(slot, Name) and slot.name in maps:
+            slot = maps[slot.name]
+        if isinstance(slot, Cast):
+            return DTYPES[slot.to]
+        return (
+            self.problem.tensor(loads[slot.name].tensor).dtype
+            if isinstance(slot, Name) and slot.name in loads
+            else None
+        )
+
+    @property
+    def dtype(self) -> DType:
+        """That of all factors of a legal schedule."""
+        found = self.held_as(self.cut.left.slots[0])
+        assert found is not None, "legality asks"
+        return found
+
+    @property
+    def untensored(self) -> str | None:
+        """Why tensor cores do not multiply the factors."""
+        types = {self.held_as(slot) for side in self.cut.sides for slot in side.slots}
+        if types in ({F16}, {BF16}):
+            return None
+        rule = "tensor cores multiply factors that are stored or cast, all in f16 or all in bf16"
+        return f"{rule}; anything else is float32 arithmetic: fragment = simt"
 
     # ---- where lanes of the first warp find their data in a slot ----------------------------------------------------
 
@@ -148,10 +188,14 @@ class Simt:
         return FMAS_PER_CLOCK
 
     @property
+    def depth(self) -> int:
+        """Of k, what a block takes in a step."""
+        return self.schedule.tile_k
+
+    @property
     def products(self) -> int:
         """Of a step."""
-        s = self.schedule
-        return s.tile_m * s.tile_n * s.tile_k * len(self.cut.sums)
+        return self.schedule.tile_m * self.schedule.tile_n * self.depth * len(self.cut.sums)
 
     def _reads(self, side: Side) -> float:
         """Reads of shared memory by a thread for one k."""
@@ -177,14 +221,10 @@ class Mma(Simt):
 
     def refusal(self) -> str | None:
         s = self.schedule
-        if s.hold is not Hold.SHARED:
-            return "matrix instructions read their factors of shared memory: hold = shared"
         if s.softmax is SoftmaxMethod.ONLINE:
             return "a factor that waits for a maximum which moves is rounded anew by each move: softmax = two_pass"
-        types = {self.held_as(slot) for side in self.cut.sides for slot in side.slots}
-        if types not in ({F16}, {BF16}):
-            rule = "tensor cores multiply factors that are stored or cast, all in f16 or all in bf16"
-            return f"{rule}; anything else is float32 arithmetic: fragment = simt"
+        if self.untensored:
+            return self.untensored
         if s.copy is Copy.CP_ASYNC and s.vector < 2:
             return "cp.async moves 4 bytes at least: vector = 2 or more, or copy = direct"
         down, across = self.lanes
@@ -195,27 +235,6 @@ class Mma(Simt):
         if s.tile_k % (2 * DEEP):
             return f"while factors of one step of {DEEP} along k are multiplied, those of the next are read: two a tile"
         return None
-
-    def held_as(self, slot: Expression) -> DType | None:
-        """The type that a factor is stored as, or cast to; None of what float32 alone holds."""
-        loads: dict[str, Load] = {load.name: load for side in self.cut.sides for load in side.loads}
-        maps = {step.name: step.expr for side in self.cut.sides for step in side.maps}
-        while isinstance(slot, Name) and slot.name in maps:
-            slot = maps[slot.name]
-        if isinstance(slot, Cast):
-            return DTYPES[slot.to]
-        return (
-            self.problem.tensor(loads[slot.name].tensor).dtype
-            if isinstance(slot, Name) and slot.name in loads
-            else None
-        )
-
-    @property
-    def dtype(self) -> DType:
-        """That of all factors of a legal schedule."""
-        found = self.held_as(self.cut.left.slots[0])
-        assert found is not None, "legality asks"
-        return found
 
     def piece(self, axis: str) -> int:
         return 1 if axis == self.cut.m else 2
@@ -269,6 +288,84 @@ class Mma(Simt):
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
 
 
+class Streamed(Simt):
+    """16 bits straight from memory to registers, of sides whose lines lie along k: for few lines along m.
+
+    A lane reads 16 bytes of a line, two steps of the instruction, whose left matrix is of the side along n, 16 lines,
+    and whose right one is of the side along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through
+    shared memory in the order of their numbers: a result depends on no other line.
+    """
+
+    moved = ()
+    moves = False
+    scaled = None
+    held_bytes = 2
+    busy_warps = 6
+    l2_bytes = 36.0
+
+    def refusal(self) -> str | None:
+        s, cut = self.schedule, self.cut
+        if self.untensored:
+            return self.untensored
+        computed = any(not isinstance(slot, Name) for side in cut.sides for slot in side.slots)
+        others = any(side.maps or not ld.kind.is_matrix for side in cut.sides for ld in side.loads)
+        if computed or others or cut.ahead or cut.right.riding:
+            return "factors that come straight from memory are as they are stored: hold = shared for others"
+        if not all(map(self.lies_deep, cut.sides)):
+            return f"lanes read lines along {cut.k} of both sides from memory: hold = shared, or another layout"
+        if s.vector != VECTOR:
+            return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"
+        if s.threads % WARP:
+            return f"matrix instructions need whole warps; here a block has {s.threads} threads"
+        if s.tile_k % (WARP // 8 * VECTOR):
+            return f"the lanes of a warp read {WARP // 8 * VECTOR} of a line: tile_k, or hold = shared"
+        return None
+
+    @property
+    def warps(self) -> int:
+        return max(1, self.schedule.threads // WARP)
+
+    @property
+    def matrices(self) -> tuple[int, int]:
+        """Of 8 lines along m, and of 16 along n."""
+        return self.schedule.tile_m // 8, self.schedule.tile_n // 16
+
+    @property
+    def depth(self) -> int:
+        return self.warps * self.schedule.tile_k
+
+    @property
+    def exchanged_floats(self) -> int:
+        """Of each warp its sums, in padded lines, and its lanes' parts of what rides along."""
+        s = self.schedule
+        sums = s.tile_m * (s.tile_n + PAD) * len(self.cut.sums)
+        return self.warps * (sums + 4 * s.tile_m * len(self.cut.left.riding))
+
+    @property
+    def factors(self) -> int:
+        """Sums of a warp, and vectors on their way."""
+        along_m, along_n = self.matrices
+        vectors = along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots)
+        return 4 * (along_m * along_n * len(self.cut.sums) + self.schedule.tile_k // WARP * vectors)
+
+    @property
+    def instructions(self) -> float:
+        """Loads with their addresses, and two products of matrices for each pair of vectors."""
+        along_m, along_n = self.matrices
+        loads = 4 * (along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots))
+        return self.schedule.tile_k / WARP * (loads + 2 * along_m * along_n * len(self.cut.sums))
+
+    @property
+    def read_clocks(self) -> float:
+        return 0.0
+
+    def slot_bytes(self, side: Side) -> int:  # noqa: ARG002
+        return 0
+
+    def fmas(self, device: Device) -> float:
+        return device.mma_fmas
+
+
 def takes_tensor_cores(problem: Problem) -> bool:
     """Whether tensor cores multiply the factors of the problem's products, where there are such."""
     try:
@@ -282,4 +379,8 @@ def has_tensor_cores(problem: Problem, device: Device) -> bool:
     return bool(device.tensor_fmas) and takes_tensor_cores(problem)
 
 
-FRAGMENTS: dict[Kind, type[Simt]] = {Kind.SIMT: Simt, Kind.MMA: Mma}
+def fragment_of(problem: Problem, schedule: Schedule, cut: Contraction) -> Simt:
+    """That of a schedule."""
+    if schedule.fragment is Kind.SIMT:
+        return Simt(problem, schedule, cut)
+    return (Mma if schedule.hold is Hold.SHARED else Streamed)(problem, schedule, cut)

@@ -19,7 +19,7 @@ from normgen.program.source import written_program
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Contraction, Side, contraction, contraction_of
-from normgen.schedule.tiles.fragment import FRAGMENTS, Simt
+from normgen.schedule.tiles.fragment import Simt, fragment_of
 from normgen.spec.formula import Name
 
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
@@ -39,7 +39,7 @@ class TilePlan:
     @cached_property
     def fragment(self) -> Simt:
         """Who multiplies the factors."""
-        return FRAGMENTS[self.schedule.fragment](self.problem, self.schedule, self.cut)
+        return fragment_of(self.problem, self.schedule, self.cut)
 
     def size(self, axis: str) -> int:
         return self.problem.sizes.along(axis)
@@ -104,6 +104,13 @@ class TilePlan:
         """
         return self.fragment.reads_ahead and self.schedule.stages > 1 and all(map(self.copies, self.cut.sides))
 
+    @property
+    def reads_last(self) -> bool:
+        """Whether a thread may still read shared memory when another one is done with its sums."""
+        if not self.in_shared:
+            return bool(self.fragment.exchanged_floats)
+        return bool(self.cut.riding) or not self.runs_ahead
+
     def is_even(self, side: Side) -> bool:
         """Whether in each step the threads move whole lines of a side, all of them: a step is so many lines on."""
         s, tile = self.schedule, self.tile(side.axis)
@@ -144,7 +151,8 @@ class TilePlan:
         """Of all tiles that wait in shared memory, or of what takes their place."""
         sides = self.cut.sides if self.in_shared else ()
         tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in sides) // 4
-        return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats)
+        exchanged = self.fragment.exchanged_floats
+        return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats, exchanged)
 
     @property
     def reduced_floats(self) -> int:

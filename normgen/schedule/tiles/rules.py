@@ -42,7 +42,8 @@ def grid(problem: Problem, s: Schedule, _: Device) -> str | None:
 def place(_: Problem, s: Schedule, __: Device) -> str | None:
     if s.hold not in (Hold.SHARED, Hold.RELOAD):
         return "tiles wait in shared memory, or each thread reads what it multiplies: hold = shared or reload"
-    if s.hold is Hold.RELOAD and (s.stages > 1 or s.copy is not Copy.DIRECT or s.vector > 1):
+    is_wide = s.vector > 1 and s.fragment is Fragment.SIMT
+    if s.hold is Hold.RELOAD and (s.stages > 1 or s.copy is not Copy.DIRECT or is_wide):
         return (
             "a thread that reads what it multiplies reads it element by element: stages = 1, copy = direct, vector = 1"
         )

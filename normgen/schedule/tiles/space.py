@@ -81,12 +81,24 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
     best = {base: min((c for s in made if (c := _clocks(problem, s, device))), default=math.inf)
             for base, made in in_ways.items()}  # fmt: skip
     near = sorted((base for base in bases if best[base] <= NEAR * min(best.values())), key=best.__getitem__)
-    for found in (found for base in near[: MOST_CUTS[fragment]] for found in in_ways[base]):
+    streamed = streams(problem, device) if fragment is Fragment.MMA else ()
+    for found in (*streamed, *(found for base in near[: MOST_CUTS[fragment]] for found in in_ways[base])):
         for schedule in (found, found.varied(blocks_per_sm=bound(problem, found, device))):
             if all(getattr(schedule, name) in values for name, values in asked.items() if values):
                 yield schedule
             if not bound(problem, found, device):
                 break
+
+
+def streams(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Of few lines along m: warps share k, and read lines of both sides straight from memory."""
+    lines = problem.sizes.along(contraction(problem).m)
+    tile_m = next((tile for tile in (16, 32, 64) if tile >= lines), 0)
+    for tile_n, warps, tile_k in itertools.product((16, 32, 64), (2, 4, 8, 16), (32, 64) if tile_m else ()):
+        each = tile_m * tile_n // (32 * warps)
+        way = Schedule(hold=Hold.RELOAD, fragment=Fragment.MMA, vector=widest(problem, device), tile_k=tile_k)
+        if each:
+            yield way.varied(tile_m=tile_m, tile_n=tile_n, thread_m=-(-each // 4), thread_n=min(each, 4))
 
 
 def _clocks(problem: Problem, s: Schedule, device: Device) -> float:

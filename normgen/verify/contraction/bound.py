@@ -18,7 +18,7 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
   less than a unit is lost, towards 0: a share of it with the product's sign. With N = Σ sign(l r), the shares of mean m
   add up to m N and a rest of independent ones, by Hoeffding within λ √d / 2; of the sum up to 3 units are lost a step:
 
-      e(S) = u P (|N| + λ √d / 2 + 3 ⌈d / AT_ONCE⌉),  and of pairs without random signs  u T (d + 3 ⌈d / AT_ONCE⌉)
+      e(S) = u P (|N| + λ √d / 2 + 3 s),  s = ⌈d / AT_ONCE⌉ + SHORT_STEPS;  of pairs without random signs u T (d + 3 s)
 
   What is a whole number of units stays exact: of sums up to 2^24 units nothing lies below one.
 * The products of a softmax whose maximum r moves (softmax = online) are within REARRANGED times the same bounds. A term
@@ -53,6 +53,7 @@ DIGITS = 24  # of a float32
 LEFT = 2.0**24  # a factor that leaves a sum: the rstd of a variance of 2^-48, or of an eps of 1e-14
 FEW = 16  # terms
 AT_ONCE = 8  # products that tensor cores cut off together at least: those of sm_80
+SHORT_STEPS = 4  # of fewer products, at the end of k
 OF_A_STEP = 3  # units of 2^-24 that a step loses of the sum itself
 NO_BIT = 1 << 20  # above every exponent: 0 is a multiple of all units
 
@@ -89,7 +90,7 @@ def contracted(
     likely = chance * U * partial
     if is_cut:
         terms = int(a.value.shape[AXIS[over]])
-        steps = OF_A_STEP * -(-terms // AT_ONCE)
+        steps = OF_A_STEP * (-(-terms // AT_ONCE) + SHORT_STEPS)
         worst, depth = U * (terms + steps) * size, 2 * depth
         signs = np.abs(product(np.sign(a.value), np.sign(b.value), over))
         likely = np.maximum(likely, U * partial * (np.where(known, signs, 0.0) + chance / 2 + steps))

@@ -1,0 +1,133 @@
+"""Products of few lines as text: factors straight from memory to registers, and sums of the warps that share k."""
+
+from __future__ import annotations
+
+from normgen.codegen.reductions import single_combine, single_identity
+from normgen.codegen.statements import Comment, Do, For, Gap, Let, Set, Statement, constant, loop
+from normgen.codegen.tiles.fragment import SimtText
+from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.schedule.tiles.fragment import PAD, VECTOR, WARP
+
+LINES = 8  # of a matrix
+K_LANES = 4  # lanes that share a line
+
+
+class StreamedText(SimtText):
+    """A lane reads 16 bytes along k of lines 8 apart: factors of two steps, and the same k of both sides."""
+
+    said = ("Warps share k, and multiply by tensor cores.",)
+
+    def depth(self) -> list[Let]:
+        return [constant("kAhead", f"kTileK / {K_LANES * VECTOR}", "vectors of a line that a lane asks for at a time")]
+
+    def between(self) -> list[Let]:
+        return [
+            constant("kPad", str(PAD), "floats behind each line of a warp's sums"),
+            constant("kWarps", f"kThreads / {WARP}", "that share k"),
+        ]
+
+    def from_memory(self) -> list[Statement]:
+        k = self.plan.cut.k
+        parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
+        head = (
+            f"for (int k0 = {self.access.begin(k)} + warp * kTileK; k0 < {self.access.end(k)}; k0 += kWarps * kTileK)"
+        )
+        body = [s for side in self.sides for s in self.read(side)]
+        return [
+            Comment("A lane reads 8 elements along k, of every eighth line."),
+            Let("const int", "line", f"lane / {K_LANES}"),
+            *parts,
+            *self.start_riding(),
+            For(head, (*body, *self.ride(), self.multiply_vectors())),
+            Gap(),
+            *self.add_up(),
+        ]
+
+    def read(self, side: SideText) -> list[Statement]:
+        """A lane's vectors of all lines of a tile."""
+        found: list[Statement] = []
+        count = f"kTile{side.letter} / {LINES}"
+        for load in side.loads:
+            vec = self.access.vec(load.tensor, "kVector")
+            at = {side.axis: side.index, side.k: "k"}
+            inside = self.access.inside(at)
+            read = self.access.read(load.tensor, at, "kVector", hint=", Load")
+            read = f"({read})" if " ? " in read else read
+            beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
+            a_line: list[Statement] = [
+                Let("const int", side.index, f"{side.index}0 + {LINES} * i + line"),
+                Let("const bool", "inside", inside),
+                Set(f"{load.name}_vec[ahead][i]", f"inside ? {read} : {beyond}"),
+            ]
+            k = Let("const int", "k", f"k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector")
+            lines = loop("i", count, a_line, unroll=UNROLL)
+            found += [Do(f"{vec} {load.name}_vec[kAhead][{count}]"), loop("ahead", "kAhead", [k, lines], unroll=UNROLL)]
+        return found
+
+    def multiply_vectors(self) -> Statement:
+        """Two steps of 16 along k for each vector: halves of it, of both sides the same."""
+        added: list[Statement] = []
+        for total, x, y in self.factors():
+            left = ", ".join(f"{y}_vec[ahead][2 * j + {i % 2}].bits[2 * step + {i // 2}]" for i in range(4))
+            part = f"{total}_part[j][i]"
+            of_m = Do(f"mma_{self.dtype}({y}_lines, &{x}_vec[ahead][i].bits[2 * step], &{part}[0], &{part}[2])")
+            over_m = loop("i", f"kTileM / {LINES}", [of_m], unroll=UNROLL)
+            added += [Do(f"const unsigned {y}_lines[4] = {{{left}}}"), over_m]
+        over_n = loop("j", "kTileN / 16", added, unroll=UNROLL)
+        return loop("ahead", "kAhead", [loop("step", "2", [over_n], unroll=UNROLL)], unroll=UNROLL)
+
+    @property
+    def dtype(self) -> str:
+        return self.plan.tensor(self.sides[0].loads[0]).dtype.name
+
+    # ---- what rides along --------------------------------------------------------------------------------------
+
+    def start_riding(self) -> list[Statement]:
+        found: list[Statement] = []
+        for reduce in self.sides[0].side.riding:
+            own = f"{reduce.names[0]}_own"
+            start = Set(f"{own}[i]", single_identity(reduce))
+            found += [Do(f"float {own}[kTileM / {LINES}]"), loop("i", f"kTileM / {LINES}", [start], unroll=UNROLL)]
+        return found
+
+    def ride(self) -> list[Statement]:
+        side = self.sides[0]
+        if not side.side.riding:
+            return []
+        texts = {load.name: f"element({load.name}_vec[ahead][i], e)" for load in side.loads}
+        place = f"(k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector + e)"
+        at = {side.axis: f"({side.index}0 + {LINES} * i + line)", side.k: place}
+        values, names = side.values(texts, {}, at)
+        body = [*values, *side.ride(names, self.access.inside(at), "[i]")]
+        lines = loop("i", f"kTileM / {LINES}", [loop("e", "kVector", body, unroll=UNROLL)], unroll=UNROLL)
+        return [loop("ahead", "kAhead", [lines], unroll=UNROLL)]
+
+    # ---- sums of all warps -------------------------------------------------------------------------------------
+
+    def add_up(self) -> list[Statement]:
+        """What the warps have goes through shared memory, and is added in the order of their numbers."""
+        names = [name for name, _, _ in self.factors()]
+        riding = self.sides[0].side.riding
+        places, start = list[Statement](), "reinterpret_cast<float*>(dynamic_shared())"
+        for name in names:
+            places.append(Let("float* const", f"{name}_left", start))
+            start = f"{name}_left + kWarps * kTileM * (kTileN + kPad)"
+        for reduce in riding:
+            places.append(Let("float* const", f"{reduce.names[0]}_left", start))
+            start = f"{reduce.names[0]}_left + {K_LANES} * kWarps * kTileM"
+        m = f"{LINES} * i + lane % {K_LANES} * 2 + e % 2"
+        cell = "_left[(warp * kTileM + {}) * (kTileN + kPad) + {}]"
+        put = [Set(name + cell.format(m, "16 * j + line + e / 2 * 8"), f"{name}_part[j][i][e]") for name in names]
+        over_m = loop("i", f"kTileM / {LINES}", [loop("e", "4", put, unroll=UNROLL)], unroll=UNROLL)
+        at = f"(warp * {K_LANES} + lane % {K_LANES}) * kTileM + {LINES} * i + line"
+        ridden = [Set(f"{r.names[0]}_left[{at}]", f"{r.names[0]}_own[i]") for r in riding]
+        left = [loop("j", "kTileN / 16", [over_m], unroll=UNROLL)]
+        left += [loop("i", f"kTileM / {LINES}", ridden, unroll=UNROLL)] if ridden else []
+        of_warp = "_left[(other * kTileM + own_m(i)) * (kTileN + kPad) + own_n(j)]"
+        added = [Set(f"{name}_sum[i][j]", name + of_warp, "+=") for name in names]
+        over_n = loop("j", "kThreadN", added, unroll=UNROLL)
+        sums: list[Statement] = [loop("other", "kWarps", [loop("i", "kThreadM", [over_n], unroll=UNROLL)])]
+        for r in riding:
+            one = single_combine(r, f"{r.names[0]}_all[i]", f"{r.names[0]}_left[other * kTileM + own_m(i)]")
+            sums.append(loop("other", f"{K_LANES} * kWarps", [loop("i", "kThreadM", one, unroll=UNROLL)]))
+        return [*places, *left, Do("__syncthreads()"), *sums]
