@@ -9,6 +9,7 @@ CONTRACTIONS = ("tests/program/test_contractions.py",)
 GRADIENTS_OF_PRODUCTS = (*CONTRACTIONS, "tests/program/gradient/test_contractions.py")
 TILES = (
     "tests/codegen/tiles/test_kernels.py",
+    "tests/codegen/tiles/test_tensor_cores.py",
     "tests/schedule/test_tiles.py",
 )
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
@@ -1185,6 +1186,16 @@ CHANGES: tuple[Change, ...] = (
         ('If("step + 1 < kSteps", (Do(read[1]),), alone=True)', 'If("step + 2 < kSteps", (Do(read[1]),), alone=True)'),
     ),
     *changes(
+        "codegen/tiles/streamed.py",
+        TILES,
+        ("k0 += kWarps * kTileK)", "k0 += kTileK)"),
+        ("2 * j + {i % 2}].bits[2 * step + {i // 2}]", "2 * j + {i // 2}].bits[2 * step + {i % 2}]"),
+        ('beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"', "beyond = read"),
+        ('Do("__syncthreads()"), ', ""),
+        ('"16 * j + line + e / 2 * 8"', '"16 * j + line + e / 2"'),
+        ("*side.ride(names, self.access.inside(at),", "*side.ride(names, '',"),
+    ),
+    *changes(
         "codegen/tiles/epilogue.py",
         TILES,
         ('when("n0 == 0 && tn == 0", *write)', "write"),
@@ -1249,6 +1260,9 @@ CHANGES: tuple[Change, ...] = (
         ("return (s.tile_k, flat) if self.lies_deep(side) else (flat, s.tile_k)", "return flat, s.tile_k"),
         ("return lines * line * 2", "return lines * line"),
         ("return 1 if axis == self.cut.m else 2", "return 1"),
+        ("if not all(map(self.lies_deep, cut.sides)):", "if False:"),
+        ("if s.vector != VECTOR:", "if s.vector > VECTOR:"),
+        ("sums = s.tile_m * (s.tile_n + PAD) * len(self.cut.sums)", "sums = s.tile_m * s.tile_n * len(self.cut.sums)"),
         ("if types in ({F16}, {BF16}):", "if types <= {F16, BF16, None}:"),
         ("if s.thread_m % 2 or s.thread_n % 4:", "if False:"),
         ("if s.tile_k % (2 * DEEP):", "if s.tile_k % DEEP:"),

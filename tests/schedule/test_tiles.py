@@ -9,6 +9,7 @@ import sympy as sp
 
 from normgen.device import target
 from normgen.errors import ProgramError, UsageError
+from normgen.knobs import Hold
 from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
 from normgen.program.frozen import Order
@@ -61,13 +62,20 @@ MMA: dict[str, Any] = {**CUT, "fragment": "mma", "tile_k": 32, "vector": 8, "cop
 OF_16_BITS, MIXED = problem(dtype="bf16"), problem(dtype="bf16", dtypes={"w": "f16"})
 COMPUTED = problem(formula="exp(x) @ w + bias", dtype="bf16")
 CAST = problem(formula="cast(x, bias) @ w + bias", dtype="bf16", dtypes={"bias": "f16"})
-UNSHARED = {"hold": "reload", "vector": 1, "copy": "direct", "stages": 1}
+LINEAR_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]')  # lines of both sides along inner
+STREAM: dict[str, Any] = {"hold": "reload", "fragment": "mma", "vector": 8, "tile_m": 16, "tile_n": 32, "tile_k": 32}
+STREAM |= {"thread_m": 1, "thread_n": 4}
+CAST_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="cast(exp(x), w) @ w + bias")
 REFUSED = {
+    "lines across": (OF_16_BITS, STREAM, "lines along inner of both sides"),
+    "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
+    "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),
+    "f32 straight": (problem("16x512", order='["cols", "inner"]'), STREAM | {"vector": 4}, "stored or cast"),
+    "a cast straight": (CAST_16, STREAM, "as they are stored"),
     "f32 on tensor cores": (problem(), MMA | {"vector": 4}, "stored or cast, all in f16 or all in bf16"),
     "two types": (MIXED, MMA, "stored or cast, all in f16 or all in bf16"),
     "a side in float32": (COMPUTED, MMA, "anything else is float32 arithmetic"),
     "a cast to another type": (CAST, MMA, "stored or cast"),
-    "no shared memory": (OF_16_BITS, MMA | UNSHARED, "hold = shared"),
     "a moving maximum": (OF_16_BITS, MMA | {"softmax": "online"}, "softmax = two_pass"),
     "copies of 2 bytes": (OF_16_BITS, MMA | {"vector": 1}, "cp.async moves 4 bytes at least"),
     "half a matrix": (OF_16_BITS, MMA | {"thread_m": 1}, "a lane has 2 x 4 of a matrix"),
@@ -145,6 +153,17 @@ def test_what_a_lane_owns_and_what_slots_hold_follow_from_the_fragment() -> None
     assert plan.accumulators == 4 * 4 + 2 * (2 * 4 + 4)
     assert plan.runs_ahead
     assert not tile_problem_plan(OF_16_BITS, schedule_from(MMA | {"copy": "direct", "stages": 2})).runs_ahead
+
+
+def test_few_lines_are_read_straight_from_memory() -> None:
+    assert refusal(LINEAR_16, schedule_from(STREAM), H200) is None
+    plan = tile_problem_plan(LINEAR_16, schedule_from(STREAM))
+    assert plan.shared_bytes == 4 * 16 * (32 + 4) * 4, "each of four warps leaves its sums"
+    assert not plan.in_shared
+    for rows, straight in ((1, True), (64, True), (65, False)):
+        asked = problem(f"{rows}x4096", 4096, dtype="bf16", order='["cols", "inner"]')
+        assert any(s.hold is Hold.RELOAD for s in space(asked, H200).legal) is straight
+        assert (default_schedule(asked, H200).hold is Hold.RELOAD) is straight
 
 
 def test_a_kernel_of_rows_has_no_tiles() -> None:

@@ -29,9 +29,9 @@ class StreamedText(SimtText):
     def from_memory(self) -> list[Statement]:
         k = self.plan.cut.k
         parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
-        head = (
-            f"for (int k0 = {self.access.begin(k)} + warp * kTileK; k0 < {self.access.end(k)}; k0 += kWarps * kTileK)"
-        )
+        begin, end = self.access.begin(k), self.access.end(k)
+        first = "warp * kTileK" if begin == "0" else f"{begin} + warp * kTileK"
+        head = f"for (int k0 = {first}; k0 < {end}; k0 += kWarps * kTileK)"
         body = [s for side in self.sides for s in self.read(side)]
         return [
             Comment("A lane reads 8 elements along k, of every eighth line."),

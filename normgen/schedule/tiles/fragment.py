@@ -315,8 +315,6 @@ class Streamed(Simt):
             return f"lanes read lines along {cut.k} of both sides from memory: hold = shared, or another layout"
         if s.vector != VECTOR:
             return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"
-        if s.threads % WARP:
-            return f"matrix instructions need whole warps; here a block has {s.threads} threads"
         if s.tile_k % (WARP // 8 * VECTOR):
             return f"the lanes of a warp read {WARP // 8 * VECTOR} of a line: tile_k, or hold = shared"
         return None

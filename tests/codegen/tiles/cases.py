@@ -261,3 +261,18 @@ OF_TENSORS |= {
         dtypes=dict.fromkeys(EVERY, "f16"),
     ),
 }
+
+
+def turned(case: Case) -> Case:
+    """The same with every matrix in the order of torch's Linear."""
+    order = {("inner", "cols"): ("cols", "inner")}
+    return replace(case, tensors={name: order.get(axes, axes) for name, axes in case.tensors.items()})
+
+
+STREAMED = {
+    name: turned(OF_TENSORS[name])
+    for name in (
+        *("linear", "linear, f16", "two sums", "two sums of four sides", "squares beside the products", "added to y"),
+        *("values of all kinds behind", "numbers of rows and columns", "reductions of the result", "all of 16 bits"),
+    )
+} | {"dx": OF_TENSORS["dx"]}  # whose sides lie along k

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from normgen.codegen.module import Module
 from normgen.cpu import build_many, find_compiler
 from normgen.knobs import Copy, Fragment, Hold
 from normgen.schedule.schedule import Schedule
-from tests.codegen.tiles.cases import OF_TENSORS
+from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
 from tests.codegen.tiles.handmade import Case, Sizes, ran
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -96,3 +98,33 @@ def test_groups_of_lines_of_tiles_reach_every_tile_once() -> None:
     [program] = build_many([case.module((1, 1, 1), WARP, any_cols=True)])
     for sizes in ((16 * 19, 8, 40), (16 * 8, 8, 16), (16 * 7 + 1, 8, 33)):
         assert not ran(case, program, sizes, seed=3), sizes
+
+
+STRAIGHT = Schedule(hold=Hold.RELOAD, fragment=Fragment.MMA, vector=8, tile_m=16, tile_n=16, tile_k=32, thread_n=4)
+STREAMS = {
+    "two warps": STRAIGHT.varied(thread_m=1),
+    "a warp": STRAIGHT.varied(thread_m=2),
+    "two vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=64, thread_m=1, thread_n=2),
+    "broad": STRAIGHT.varied(tile_m=64, tile_n=64, thread_m=16, thread_n=2),
+}
+LONG = ((15, 64, 16), (17, 72, 24), (1, 8, 8), (16, 32, 16), (33, 520, 40), (0, 16, 8))
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_factors_straight_from_memory_are_right_on_both_sides_of_every_edge(name: str) -> None:
+    for way in STREAMS if name == "linear" else ("two warps", "two vectors ahead"):
+        programs = build_many([STREAMED[name].module(sizes, STREAMS[way]) for sizes in LONG])
+        for program, sizes in zip(programs, LONG, strict=True):
+            assert not ran(STREAMED[name], program, sizes, pad=8, seed=2), (way, sizes)
+
+
+def test_a_row_has_the_same_bits_beside_any_other_rows() -> None:
+    case, bits = STREAMED["linear"], []
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((40, 136), (24, 136)))
+    for rows in (1, 3, 40):
+        [program] = build_many([case.module((rows, 136, 24), STREAMS["two vectors ahead"])])
+        y = np.full((rows, 24), np.nan, np.float32)
+        assert not program.run({"x": x[:rows].copy(), "w": w, "y": y}, rows=rows, cols=24, inner=136, seed=rows).faults
+        bits.append(y[0].tobytes())
+    assert bits[0] == bits[1] == bits[2]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
+from normgen.codegen.module import Module
 from normgen.cpu import build_many, find_compiler
-from tests.codegen.tiles.cases import OF_TENSORS
-from tests.codegen.tiles.handmade import Sizes, ran
+from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
+from tests.codegen.tiles.handmade import Case, Sizes, ran
 from tests.codegen.tiles.test_mutants import wrong
-from tests.codegen.tiles.test_tensor_cores import FOUR, WAYS
+from tests.codegen.tiles.test_tensor_cores import FOUR, STREAMS, WAYS
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 SYNC = "__syncthreads();"
@@ -97,18 +100,67 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("values of all kinds behind", "copied ahead"): [("scale + m", "scale + m0"), ("bias + n", "bias + n0")],
 }
+# ... of factors that come straight from memory.
+STRAIGHT: dict[str, list[tuple[str, str]]] = {
+    "linear": [
+        (SYNC, ""),
+        ("k0 = warp * kTileK", "k0 = 0"),
+        ("k0 += kWarps * kTileK", "k0 += kTileK"),
+        ("m < rows", "true"),
+        ("kWholeN || n < kCols", "true"),
+        ("kWholeK || k < kInner", "true"),
+        ("32 * ahead + lane % 4 * kVector", "32 * ahead"),
+        ("k0 + 32 * ahead", "k0"),
+        ("m0 + 8 * i + line", "m0 + 8 * i"),
+        ("n0 + 8 * i + line", "n0 + line"),
+        ("(0.0f)", "(1.0f)"),
+        ("w_vec[ahead][2 * j + 1].bits[2 * step + 0]", "w_vec[ahead][2 * j].bits[2 * step + 0]"),
+        ("w_vec[ahead][2 * j + 0].bits[2 * step + 1]", "w_vec[ahead][2 * j + 0].bits[2 * step]"),
+        ("&x_vec[ahead][i].bits[2 * step]", "&x_vec[ahead][i].bits[0]"),
+        ("&x_vec[ahead][i]", "&x_vec[0][i]"),
+        ("step < 2", "step < 1"),
+        ("ahead < kAhead", "ahead < 1"),
+        ("&y_part[j][i][2]", "&y_part[j][i][0]"),
+        ("e / 2 * 8", "e / 2 * 4"),
+        ("lane % 4 * 2 + e % 2", "lane % 4 + e % 2 * 4"),
+        ("(warp * kTileM", "(0 * kTileM"),
+        ("(other * kTileM", "(0 * kTileM"),
+        ("other < kWarps", "other < kWarps - 1"),
+        ("* x_pitch", "* kInner"),
+        ("* w_pitch", "* kInner"),
+    ],
+    "two sums": [("g_left + kWarps * kTileM", "g_left + kTileM"), ("(up_lines, &", "(w_lines, &")],
+    "squares beside the products": [
+        ("(warp * 4 + lane % 4) * kTileM", "(warp * 4) * kTileM"),
+        ("other < 4 * kWarps", "other < kWarps"),
+        ("own[i] +=", "own[0] +="),
+    ],
+    "reductions of the result": [(SYNC, "")],
+}
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_whatever_is_wrong_in_a_kernel_that_streams_shows(name: str) -> None:
+    case, way = STREAMED[name], STREAMS["two vectors ahead"]
+    assert not survivors(
+        case, {sizes: case.module(sizes, way) for sizes in ((40, 1032, 72), (17, 264, 40))}, STRAIGHT[name]
+    )
 
 
 @pytest.mark.parametrize("key", MUTANTS, ids=" ".join)
 def test_whatever_is_wrong_in_a_kernel_of_tensor_cores_shows(key: tuple[str, str]) -> None:
     name, way = key
     modules = {sizes: OF_TENSORS[name].module(sizes, WAYS[way].varied(**FOUR)) for sizes in SIZES}
-    mutants = [(old, new, [wrong(m, old, new) for m in modules.values()]) for old, new in MUTANTS[key]]
-    flat = [(sizes, m) for _, _, of_sizes in mutants for sizes, ms in zip(SIZES, of_sizes, strict=True) for m in ms]
-    programs = iter(build_many([m for _, m in flat]))
+    assert not survivors(OF_TENSORS[name], modules, MUTANTS[key])
+
+
+def survivors(case: Case, modules: Mapping[Sizes, Module], changes: Sequence[tuple[str, str]]) -> list[str]:
+    """The changes that no size shows."""
+    mutants = [(old, new, [wrong(module, old, new) for module in modules.values()]) for old, new in changes]
+    programs = iter(build_many([m for _, _, of_sizes in mutants for ms in of_sizes for m in ms]))
     survived = []
     for old, new, of_sizes in mutants:
-        shown = [[bool(ran(OF_TENSORS[name], next(programs), sizes, pad=8, seed=seed)) for _ in ms]
-                 for seed, (sizes, ms) in enumerate(zip(SIZES, of_sizes, strict=True))]  # fmt: skip
+        shown = [[bool(ran(case, next(programs), sizes, pad=8, seed=seed)) for _ in ms]
+                 for seed, (sizes, ms) in enumerate(zip(modules, of_sizes, strict=True))]  # fmt: skip
         survived += [f"{old} -> {new}: place {i}" for i, seen in enumerate(zip(*shown, strict=True)) if not any(seen)]
-    assert not survived
+    return survived
