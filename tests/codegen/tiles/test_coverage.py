@@ -32,6 +32,7 @@ FILES = (*sorted(Path(tiles.__path__[0]).glob("*.py")), Path(cut.__file__), Path
 BOTH = [{"direction": "backward", "gradients": [name]} for name in ("x", "w")]
 TILE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 1, "vector": 1}
 RELOAD = schedule_from({**TILE, "hold": "reload"})  # in no space
+STREAM = schedule_from({**TILE, "hold": "reload", "fragment": "mma", "vector": 8, "tile_k": 32})
 
 
 def statements(file: Path) -> set[int]:
@@ -67,14 +68,17 @@ def each_value(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
 
 @cache
 def values_of(dtype: str) -> tuple[Schedule, ...]:
-    return (RELOAD, *each_value(space(one("linear", 160, dtype), H200).legal))
+    """Those of both fragments: an older device has the other one."""
+    spaces = (space(one("linear", 160, dtype), device).legal for device in (H200, target("t4")))
+    return (RELOAD, STREAM, *each_value(schedule for legal in spaces for schedule in legal))
 
 
 def ways(problem: Problem) -> list[Schedule]:
     """Every value of each knob that is legal for a problem, as its twin of another size says: this one stays unseen."""
     if problem.any_cols:
         return list(fallback_schedules(problem))
-    twin = one(problem.spec.name, 160, problem.dtype.name)
+    asked = {name: value for name, value in problem.arguments().items() if name in ("direction", "gradients")}
+    twin = one(problem.spec.name, 160, problem.dtype.name, **asked)
     return [schedule for schedule in values_of(problem.dtype.name) if refusal(twin, schedule, H200) is None]
 
 
