@@ -1189,6 +1189,7 @@ CHANGES: tuple[Change, ...] = (
         "codegen/tiles/streamed.py",
         TILES,
         ("k0 += kWarps * kTileK)", "k0 += kTileK)"),
+        ("read_vectors(ahead, k0 + kWarps * kTileK)", "read_vectors(ahead, k0)"),
         ("2 * j + {i % 2}].bits[2 * step + {i // 2}]", "2 * j + {i // 2}].bits[2 * step + {i % 2}]"),
         ('beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"', "beyond = read"),
         ('Do("__syncthreads()"), ', ""),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from normgen.codegen.reductions import single_combine, single_identity
-from normgen.codegen.statements import Comment, Do, For, Gap, Let, Set, Statement, constant, loop
+from normgen.codegen.statements import Comment, Do, For, Gap, Let, Set, Statement, constant, function, loop
+from normgen.codegen.tiles.access import both
 from normgen.codegen.tiles.fragment import SimtText
 from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.program.ir import Load
 from normgen.schedule.tiles.fragment import PAD, VECTOR, WARP
 
 LINES = 8  # of a matrix
@@ -31,37 +33,45 @@ class StreamedText(SimtText):
         parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
         begin, end = self.access.begin(k), self.access.end(k)
         first = "warp * kTileK" if begin == "0" else f"{begin} + warp * kTileK"
-        head = f"for (int k0 = {first}; k0 < {end}; k0 += kWarps * kTileK)"
-        body = [s for side in self.sides for s in self.read(side)]
+        next_one = Do("read_vectors(ahead, k0 + kWarps * kTileK)")
+        step = loop("ahead", "kAhead", [*self.ride(), Do("add_products(ahead)"), next_one], unroll=UNROLL)
         return [
             Comment("A lane reads 8 elements along k, of every eighth line."),
             Let("const int", "line", f"lane / {K_LANES}"),
             *parts,
             *self.start_riding(),
-            For(head, (*body, *self.ride(), self.multiply_vectors())),
+            *(self.held(side, load) for side in self.sides for load in side.loads),
+            Gap(),
+            function("read_vectors", "int ahead, int k0", self.read()),
+            Gap(),
+            function("add_products", "int ahead", [self.multiply_vectors()]),
+            Gap(),
+            loop("ahead", "kAhead", [Do(f"read_vectors(ahead, {first})")], unroll=UNROLL),
+            For(f"for (int k0 = {first}; k0 < {end}; k0 += kWarps * kTileK)", (step,)),
             Gap(),
             *self.add_up(),
         ]
 
-    def read(self, side: SideText) -> list[Statement]:
-        """A lane's vectors of all lines of a tile."""
-        found: list[Statement] = []
-        count = f"kTile{side.letter} / {LINES}"
-        for load in side.loads:
-            vec = self.access.vec(load.tensor, "kVector")
-            at = {side.axis: side.index, side.k: "k"}
-            inside = self.access.inside(at)
-            read = self.access.read(load.tensor, at, "kVector", hint=", Load")
-            read = f"({read})" if " ? " in read else read
-            beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
-            a_line: list[Statement] = [
-                Let("const int", side.index, f"{side.index}0 + {LINES} * i + line"),
-                Let("const bool", "inside", inside),
-                Set(f"{load.name}_vec[ahead][i]", f"inside ? {read} : {beyond}"),
-            ]
-            k = Let("const int", "k", f"k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector")
-            lines = loop("i", count, a_line, unroll=UNROLL)
-            found += [Do(f"{vec} {load.name}_vec[kAhead][{count}]"), loop("ahead", "kAhead", [k, lines], unroll=UNROLL)]
+    def held(self, side: SideText, load: Load) -> Statement:
+        """A lane's vectors of a load: of each line of a tile, kAhead of them."""
+        vec = self.access.vec(load.tensor, "kVector")
+        return Do(f"{vec} {load.name}_vec[kAhead][kTile{side.letter} / {LINES}]")
+
+    def read(self) -> list[Statement]:
+        """The vectors of a turn; nothing is asked for beyond the end of k."""
+        k = f"k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector"
+        found: list[Statement] = [Let("const int", "k", k)]
+        for side in self.sides:
+            lines: list[Statement] = []
+            for load in side.loads:
+                read = self.access.read(load.tensor, {side.axis: side.index, side.k: "k"}, "kVector", hint=", Load")
+                read = f"({read})" if " ? " in read else read
+                beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
+                lines.append(Set(f"{load.name}_vec[ahead][i]", f"inside ? {read} : {beyond}"))
+            inside = both(self.access.inside({side.axis: side.index}), f"k < {self.access.end(side.k)}")
+            place = Let("const int", side.index, f"{side.index}0 + {LINES} * i + line")
+            body = [place, Let("const bool", "inside", inside), *lines]
+            found.append(loop("i", f"kTile{side.letter} / {LINES}", body, unroll=UNROLL))
         return found
 
     def multiply_vectors(self) -> Statement:
@@ -74,7 +84,7 @@ class StreamedText(SimtText):
             over_m = loop("i", f"kTileM / {LINES}", [of_m], unroll=UNROLL)
             added += [Do(f"const unsigned {y}_lines[4] = {{{left}}}"), over_m]
         over_n = loop("j", "kTileN / 16", added, unroll=UNROLL)
-        return loop("ahead", "kAhead", [loop("step", "2", [over_n], unroll=UNROLL)], unroll=UNROLL)
+        return loop("step", "2", [over_n], unroll=UNROLL)
 
     @property
     def dtype(self) -> str:
@@ -99,8 +109,7 @@ class StreamedText(SimtText):
         at = {side.axis: f"({side.index}0 + {LINES} * i + line)", side.k: place}
         values, names = side.values(texts, {}, at)
         body = [*values, *side.ride(names, self.access.inside(at), "[i]")]
-        lines = loop("i", f"kTileM / {LINES}", [loop("e", "kVector", body, unroll=UNROLL)], unroll=UNROLL)
-        return [loop("ahead", "kAhead", [lines], unroll=UNROLL)]
+        return [loop("i", f"kTileM / {LINES}", [loop("e", "kVector", body, unroll=UNROLL)], unroll=UNROLL)]
 
     # ---- sums of all warps -------------------------------------------------------------------------------------
 
