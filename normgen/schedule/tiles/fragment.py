@@ -13,8 +13,7 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import BF16, DTYPES, F16, F32, DType
 from normgen.errors import ProgramError
-from normgen.knobs import Copy, Hold, SoftmaxMethod
-from normgen.knobs import Fragment as Kind
+from normgen.knobs import Copy, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load
 from normgen.schedule.schedule import Schedule
@@ -28,7 +27,7 @@ TENSOR_TYPES = (F16, BF16)
 FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
-_ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Kind.MMA)
+_ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Fragment.MMA)
 
 
 class Simt:
@@ -379,6 +378,6 @@ def has_tensor_cores(problem: Problem, device: Device) -> bool:
 
 def fragment_of(problem: Problem, schedule: Schedule, cut: Contraction) -> Simt:
     """That of a schedule."""
-    if schedule.fragment is Kind.SIMT:
+    if schedule.fragment is Fragment.SIMT:
         return Simt(problem, schedule, cut)
     return (Mma if schedule.hold is Hold.SHARED else Streamed)(problem, schedule, cut)
