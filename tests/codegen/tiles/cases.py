@@ -276,3 +276,17 @@ STREAMED = {
         *("values of all kinds behind", "numbers of rows and columns", "reductions of the result", "all of 16 bits"),
     )
 } | {"dx": OF_TENSORS["dx"]}  # whose sides lie along k
+STREAMED["a maximum beside the products"] = of_16_bits(
+    Case(  # what is filled with 0 beyond an edge would be the largest
+        {**TURNED, "top": ("rows",)},
+        (
+            rides("top", MAX, -1000 * x**2, Kind.ROW),
+            dot("h", x, w),
+            Map("y", Kind.ELEM, h + top),
+            STORE,
+            Store("top", "top", Kind.ROW),
+        ),
+        lambda a: ({"top": (peak := (-1000 * a["x"] ** 2).max(1, keepdims=True)), "y": product(a["x"], a["w"]) + peak}),
+    ),
+    "bf16",
+)
