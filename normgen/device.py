@@ -40,13 +40,18 @@ class Device:
     @property
     def tensor_fmas(self) -> int:
         """Products of 16 bits with sums in float32 that an SM's tensor cores have in a clock; 0: none."""
-        return TENSOR_FMAS.get(max((arch for arch in TENSOR_FMAS if arch <= self.arch), default=0), (0, 0.0))[0]
+        return self._tensor_cores[0]
 
     @property
     def mma_fmas(self) -> float:
-        """Of these what mma.sync gets; a little of one where there are none, so that it divides."""
-        peak, share = TENSOR_FMAS.get(max((arch for arch in TENSOR_FMAS if arch <= self.arch), default=0), (1, 1.0))
-        return peak * share
+        """Of these what mma.sync gets; one where there are none, so that it divides."""
+        peak, share = self._tensor_cores
+        return peak * share or 1.0
+
+    @property
+    def _tensor_cores(self) -> tuple[int, float]:
+        """Those of the latest architecture that is known up to this one."""
+        return TENSOR_FMAS.get(max((arch for arch in TENSOR_FMAS if arch <= self.arch), default=0), (0, 0.0))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

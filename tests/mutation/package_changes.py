@@ -1259,7 +1259,7 @@ CHANGES: tuple[Change, ...] = (
         TILES,
         ("return lines * (line + PAD) * F32.bytes", "return lines * line * F32.bytes"),
         ("return (s.tile_k, flat) if self.lies_deep(side) else (flat, s.tile_k)", "return flat, s.tile_k"),
-        ("return lines * line * 2", "return lines * line"),
+        ("return lines * line * self.held_bytes", "return lines * line"),
         ("return 1 if axis == self.cut.m else 2", "return 1"),
         ("if not all(map(self.lies_deep, cut.sides)):", "if False:"),
         ("if s.vector != VECTOR:", "if s.vector > VECTOR:"),

@@ -8,7 +8,7 @@ from functools import partial
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, function, loop, setting
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL, MatrixSide, SideText
-from normgen.schedule.tiles.fragment import DEEP, PAD, PIECE, Mma
+from normgen.schedule.tiles.fragment import DEEP, PAD, PIECE
 
 Sides = tuple[SideText, SideText]
 
@@ -142,13 +142,11 @@ class MmaText(SimtText):
         return found
 
     def multiply(self, stage: str, rescale: Sequence[Statement]) -> list[Statement]:
-        fragment = self.plan.fragment
-        assert isinstance(fragment, Mma)
         parts = [part for side in self.sides for part in side.parts()]
         read = [statement for side in self.sides for statement in side.read_parts()]
         of = "[step % 2]"
         added = [
-            Do(f"mma_{fragment.dtype.name}(&{x}_part{of}[2 * i], &{y}_part{of}[j], &{total}_sum[i][j], "
+            Do(f"mma_{self.plan.fragment.dtype.name}(&{x}_part{of}[2 * i], &{y}_part{of}[j], &{total}_sum[i][j], "
                f"&{total}_sum[i + 1][j])")
             for total, x, y in self.factors()
         ]  # fmt: skip

@@ -18,7 +18,7 @@ from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
 from normgen.schedule.tiles.cut import Side, is_neutral, vanishes
-from normgen.schedule.tiles.fragment import DEEP, Mma
+from normgen.schedule.tiles.fragment import DEEP
 from normgen.spec.formula import Expression
 
 UNROLL = "#pragma unroll"
@@ -478,9 +478,7 @@ class MatrixSide(SideText):
 
     @property
     def held_as(self) -> str:
-        fragment = self.plan.fragment
-        assert isinstance(fragment, Mma)
-        return fragment.dtype.ctype
+        return self.plan.fragment.dtype.ctype
 
     @property
     def line_length(self) -> str:

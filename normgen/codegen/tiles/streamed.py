@@ -76,19 +76,15 @@ class StreamedText(SimtText):
 
     def multiply_vectors(self) -> Statement:
         """Two steps of 16 along k for each vector: halves of it, of both sides the same."""
-        added: list[Statement] = []
+        added, mma = list[Statement](), f"mma_{self.plan.fragment.dtype.name}"
         for total, x, y in self.factors():
             left = ", ".join(f"{y}_vec[ahead][2 * j + {i % 2}].bits[2 * step + {i // 2}]" for i in range(4))
             part = f"{total}_part[j][i]"
-            of_m = Do(f"mma_{self.dtype}({y}_lines, &{x}_vec[ahead][i].bits[2 * step], &{part}[0], &{part}[2])")
+            of_m = Do(f"{mma}({y}_lines, &{x}_vec[ahead][i].bits[2 * step], &{part}[0], &{part}[2])")
             over_m = loop("i", f"kTileM / {LINES}", [of_m], unroll=UNROLL)
             added += [Do(f"const unsigned {y}_lines[4] = {{{left}}}"), over_m]
         over_n = loop("j", "kTileN / 16", added, unroll=UNROLL)
         return loop("step", "2", [over_n], unroll=UNROLL)
-
-    @property
-    def dtype(self) -> str:
-        return self.plan.tensor(self.sides[0].loads[0]).dtype.name
 
     # ---- what rides along --------------------------------------------------------------------------------------
 

@@ -68,12 +68,8 @@ def _looks(plan: TilePlan) -> float:
     if plan.is_online:
         return 0.0
     loads = [ld for look in plan.cut.ahead for ld in look.loads]
-    return (
-        sum(plan.tensor(ld).dtype.bytes for ld in loads)
-        * plan.schedule.tile_m
-        * plan.size(plan.cut.k)
-        / plan.fragment.l2_bytes
-    )
+    of_an_element = sum(plan.tensor(ld).dtype.bytes for ld in loads)
+    return of_an_element * plan.schedule.tile_m * plan.size(plan.cut.k) / plan.fragment.l2_bytes
 
 
 def expected_registers(plan: TilePlan) -> int:

@@ -202,19 +202,27 @@ class Simt:
         return len(side.slots) * (own / PIECE if self.lies_deep(side) else -(-own // PIECE))
 
 
-class Mma(Simt):
+class TensorCores(Simt):
+    """What fragments of 16 bits share."""
+
+    scaled = None
+    held_bytes = 2
+    busy_warps = 6
+    l2_bytes = 36.0
+
+    def fmas(self, device: Device) -> float:
+        return device.mma_fmas
+
+
+class Mma(TensorCores):
     """16 bits in slots whose lines change the places of their 16-byte pieces; lanes 8 x 4, as the instruction has them.
 
     A lane owns two elements side by side of every eighth line and column of what a warp owns.
     """
 
     moved = TENSOR_TYPES
-    scaled = None
     reads_ahead = True
-    held_bytes = 2
     group = 8
-    busy_warps = 6
-    l2_bytes = 36.0
     reads_pieces_of_k = False
     lanes = (8, 4)
 
@@ -240,12 +248,12 @@ class Mma(Simt):
 
     def slot_bytes(self, side: Side) -> int:
         line, lines = self.line_and_lines(side)
-        return lines * line * 2
+        return lines * line * self.held_bytes
 
     def cell(self, side: Side, line: int, place: int) -> int:
         length = self.line_and_lines(side)[0]
         kinds = min(length // 8, 8)
-        return (line * length + (place // 8 ^ line // (8 // kinds) % kinds) * 8 + place % 8) * 2
+        return (line * length + (place // 8 ^ line // (8 // kinds) % kinds) * 8 + place % 8) * self.held_bytes
 
     def reads(self, side: Side) -> tuple[list[int], int]:
         """A line of 8 elements a lane."""
@@ -258,7 +266,7 @@ class Mma(Simt):
             found.append(self.cell(side, line, place))
         return found, 16
 
-    def line_of(self, side: Side, line: int) -> int:  # noqa: ARG002
+    def line_of(self, _: Side, line: int) -> int:
         return line
 
     @property
@@ -279,15 +287,12 @@ class Mma(Simt):
         warps = -(-self.schedule.threads // WARP)
         return warps * self.schedule.tile_k / DEEP * 4 * sum(map(self._reads, self.cut.sides))
 
-    def fmas(self, device: Device) -> float:
-        return device.mma_fmas
-
     def _reads(self, side: Side) -> float:
         """Reads of four matrices by a warp for a step of 16 along k."""
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
 
 
-class Streamed(Simt):
+class Streamed(TensorCores):
     """16 bits straight from memory to registers, of sides whose lines lie along k: for few lines along m.
 
     A lane reads 16 bytes of a line, two steps of the instruction, whose left matrix is of the side along n, 16 lines,
@@ -297,10 +302,6 @@ class Streamed(Simt):
 
     moved = ()
     moves = False
-    scaled = None
-    held_bytes = 2
-    busy_warps = 6
-    l2_bytes = 36.0
 
     def refusal(self) -> str | None:
         s, cut = self.schedule, self.cut
@@ -356,11 +357,8 @@ class Streamed(Simt):
     def read_clocks(self) -> float:
         return 0.0
 
-    def slot_bytes(self, side: Side) -> int:  # noqa: ARG002
+    def slot_bytes(self, _: Side) -> int:
         return 0
-
-    def fmas(self, device: Device) -> float:
-        return device.mma_fmas
 
 
 def takes_tensor_cores(problem: Problem) -> bool:
