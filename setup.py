@@ -37,6 +37,7 @@ setup(
             "cpu/shim/*",
             "cpu/shim/**/*",
             "cost/devices/*.json",
+            "choice/ranker.json",
             "records/schema.json",
         ],
         "normgen.specs": ["*.toml", "presets/*.toml", "suites/*.toml", "ladders/*.toml", "ladders/steps/*.toml"],

@@ -375,6 +375,7 @@ TABLE: tuple[Knob, ...] = (
         # elsewhere, rstd is off by 37 times its bound (4096 cols, f32). Not welford, whose division a column costs 6 to
         # 30 % (the best in seven sweeps on an H200); no record has it.
         forward=(VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS, VarianceMethod.GUARDED),
+        backward=(VarianceMethod.TWO_PASS, VarianceMethod.CORRECTED_TWO_PASS),
         taught=frozenset({VarianceMethod.SUM_OF_SQUARES, VarianceMethod.SHIFTED, VarianceMethod.WELFORD}),
         words={
             "corrected_two_pass": "the second pass sums the residuals too, and corrects variance and means far from 0",

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.report.readme import ROOT
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 
 H200 = target("h200")

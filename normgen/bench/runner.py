@@ -15,12 +15,12 @@ from normgen.bench.entry import Shared, failed_entry, measure_entry
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Results
 from normgen.bench.table import ratio_text
+from normgen.choice.first import default_schedule
 from normgen.device import Device
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure.isolation.process import Post
 from normgen.measure.protocol import DeviceLostError
 from normgen.records.winners import Lookup, adopt, kept_of, lookup, record_folders
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry, Suite
 from normgen.text import figure

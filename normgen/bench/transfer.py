@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Unpack
 
 from normgen.bench.runner import tuned
+from normgen.choice.first import default_schedule
 from normgen.errors import NormgenError, NothingValidError, UsageError
 from normgen.measure.protocol import DeviceLostError
 from normgen.records import statistics
@@ -33,7 +34,6 @@ from normgen.records.nearest import nearest
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.statistics import Ratio
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.suites.bands import Bands

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from normgen.choice.first import default_schedule
 from normgen.cli.options import (
     CommandGroup,
     json_option,
@@ -32,7 +33,6 @@ from normgen.problem.question import Asked
 from normgen.program.classes import class_of_formulas
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import list_presets, list_specs, load

@@ -36,7 +36,7 @@ from normgen.cli.options import (
     target_option,
 )
 from normgen.cli.problems import read_problem
-from normgen.cli.studies.frozen import first, frozen
+from normgen.cli.studies.frozen import first, frozen, rank
 from normgen.cli.text.result import LiveLine, Terminal
 from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
@@ -262,6 +262,7 @@ def study() -> None:
 
 study.add_command(frozen)
 study.add_command(first)
+study.add_command(rank)
 
 
 @study.command()

@@ -19,7 +19,7 @@ from normgen.export.groups import HeaderGroup
 from normgen.export.host_part import HostPart, host_part
 from normgen.export.shared_library import FILE_NAME, SharedLibrary
 from normgen.files.shipped import VERSION
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.schedule import Schedule
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.cost.model import predicted_us
 from normgen.cost.work import flops
 from normgen.device import TARGETS, Device
@@ -35,7 +36,6 @@ from normgen.measure.protocol import DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.records.place import Place, place_of
 from normgen.records.winners import lookup, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.toml_lines import read_text
 from normgen.trials.contest import Contest, Venue, hold

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from normgen.choice.repair import repair
 from normgen.codegen.module import Module
 from normgen.device import Device
 from normgen.ladder.rungs import Block, Ladder, Rung, RungKernel, steps_folder
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.tiles.cut import contraction
 from normgen.spec.reader import load

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from normgen.choice.first import default_schedule
+from normgen.choice.repair import repair
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.names import plain_path
@@ -14,8 +16,6 @@ from normgen.ladder.rungs import load_ladder
 from normgen.problem.problem import Problem
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, kept, kept_of, record_folders
-from normgen.schedule.default import default_schedule
-from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 
 POINTS = ("default", "plain", "record")

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from normgen.choice.first import default_schedule
 from normgen.cuda.arrays import ON_CPU
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
@@ -31,7 +32,6 @@ from normgen.python.kernels import Kernel
 from normgen.records.questions import tune_command
 from normgen.records.record import Record
 from normgen.records.winners import lookup, spec_path
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule

@@ -5,27 +5,21 @@ distance is in octaves of rows; an octave of cols, which decides how many thread
 The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
 What is not legal after that is not taken, whatever its distance. Nor is a variance method that is searched no more.
 
-A schedule that leaves lanes idle which the default keeps busy, or more of them than at its own cols and no fewer than
-the default, is not trusted: layernorm 6504x2688 after 4096x3072 took 13 % longer than the default, layernorm backward
-424714x320 after 262144x256 18 %, rmsnorm_to_fp8 2x3520 after 1x4096 5 %.
-
 A record of another GPU of the same architecture is a neighbour as far off as one of twice the rows.
 
-A measurement is worth less the farther away it was made. The cost model sees what a shape changes, as a row that no
-longer fits its SM twice: a neighbour is trusted while the model finds it no slower than the default schedule, give or
-take what its distance leaves of a measurement's worth.
+A measurement is worth less the farther away it was made: a neighbour is trusted while what is expected of its schedule
+here, by the ranker, is no slower than the default, give or take what its distance leaves of a measurement's worth.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from normgen.cost.model import predicted_us
+from normgen.choice.first import behind, default_schedule
 from normgen.device import Device
 from normgen.knobs import KNOBS, Division, RowOrder, Statistics, VarianceMethod
 from normgen.problem.problem import Problem
@@ -34,17 +28,8 @@ from normgen.program.classes import ProgramClass, class_of
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.questions import why_other
 from normgen.records.record import Record
-from normgen.schedule.cutting import at_most
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal, without_remainders
-from normgen.schedule.plan import idle_lanes
-from normgen.schedule.policy import (
-    last_first,
-    leaves_rounding,
-    overflows_l2,
-    spare_late_parameters,
-    wants_last_first,
-)
+from normgen.schedule.policy import leaves_rounding, searched_order
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -59,10 +44,8 @@ OTHER_GPU = 1.0
 OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
 FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
 VECTOR_BYTES = 16
-MORE_IDLE = 0.03  # lanes for each that has a vector, of the last step
-FAR_MORE_IDLE = 0.1
-WORTH = 0.05  # of the model's time for the default, what a measurement of the same shape may be above it
-WORTH_LOST = 0.02  # of that, with each octave of distance: from 2.5 octaves on the model must find it faster
+WORTH = 0.02  # of the default's time, what a measurement of the same shape may be expected behind it
+WORTH_LOST = 0.008  # of that, with each octave of distance: from 2.5 octaves on it must be expected to be faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +63,7 @@ def nearest(problem: Problem, device: Device, records: Iterable[Record], *, plac
     The problem's own record on this GPU is not its neighbour: this says what the others make of it.
     """
     found = neighbours(problem, device, records, place=place)
-    trusted = (near for near in found if is_trusted(near, problem, device, place=place))
+    trusted = (near for near in found if is_trusted(near, problem, device))
     return next((near for near in trusted if why_other(near.record, problem) is None), None)
 
 
@@ -129,19 +112,10 @@ def is_of_kin(record: Record, device: Device) -> bool:
     return not is_of(record, device) and record.device.get("arch") == device.arch
 
 
-def is_trusted(near: Neighbour, problem: Problem, device: Device, *, place: Place) -> bool:
-    """Whether a neighbour leaves few lanes idle, and the cost model finds it not too slow for its distance."""
-    hot = place.is_hot
-    if LIKENESS[class_of(problem)].leaves_idle(near, problem, device):
-        return False
-    ours = predicted_us(problem, near.schedule, device, hot=hot)
-    return ours <= _default_us(problem, device, hot=hot) * (1 + WORTH - WORTH_LOST * near.distance)
-
-
-def _leaves_lanes_idle(near: Neighbour, problem: Problem, device: Device) -> bool:
-    there = idle_lanes(near.record.problem.cols, near.record.schedule)
-    here, default = (idle_lanes(problem.cols, s) for s in (near.schedule, _default(problem, device)))
-    return here > default + MORE_IDLE or default <= here > there + FAR_MORE_IDLE
+def is_trusted(near: Neighbour, problem: Problem, device: Device) -> bool:
+    """Whether what is expected of a neighbour is not behind the default by more than its measurement is worth."""
+    ours, default = behind(problem, (near.schedule, default_schedule(problem, device)), device)
+    return bool(ours <= default + WORTH - WORTH_LOST * near.distance)
 
 
 def place_rank(place: Place, asked: Place) -> int | None:
@@ -153,18 +127,6 @@ def place_rank(place: Place, asked: Place) -> int | None:
     if place.context is Context.ALONE:
         return 2 if place.is_hot == asked.is_hot else 3
     return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _default(problem: Problem, device: Device) -> Schedule:
-    """Found once, however many neighbours are held against it."""
-    return default_schedule(problem, device)
-
-
-@functools.lru_cache(maxsize=1024)
-def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
-    """Predicted once, however many neighbours are held against it."""
-    return predicted_us(problem, _default(problem, device), device, hot=hot)
 
 
 def is_same_kind(tuned: Question, problem: Problem) -> bool:
@@ -212,17 +174,10 @@ def _fitted_rows(record: Record, problem: Problem, device: Device) -> Schedule |
         own = replace(own, variance=VarianceMethod.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
-    is_large = wants_last_first(problem, device)
-    was_large = overflows_l2(record.problem.rows * record.problem.cols * problem.dtype.bytes, device)
-    if not is_large:
+    if searched_order(problem, own, device) is not None:
         own = replace(own, row_order=RowOrder.ASCENDING)
-    # Last rows first were no question where L2 held all; some sums have an order of their own.
-    orders = (last_first(own), own) if is_large and not was_large else (own,)
-    for wanted in orders:
-        for schedule in _variants(wanted, problem.cols / record.problem.cols):
-            if refusal(problem, schedule, device) is None:
-                return spare_late_parameters(schedule, wanted, problem)
-    return None
+    variants = _variants(own, problem.cols / record.problem.cols)
+    return next((s for s in variants if refusal(problem, s, device) is None), None)
 
 
 def searched_today(schedule: Schedule, problem: Problem) -> Schedule:
@@ -248,11 +203,16 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
 def _grids(own: Schedule, ratio: float) -> list[dict[str, int]]:
     """Threads a row in proportion to cols, first beside as many rows, then in a block of the same size; then as is."""
     factor = 2.0 ** round(math.log2(ratio))
-    threads = at_most("threads_per_row", own.threads_per_row * factor)
-    rows = at_most("rows_per_block", own.threads / threads)
+    threads = _at_most("threads_per_row", own.threads_per_row * factor)
+    rows = _at_most("rows_per_block", own.threads / threads)
     kept = {"threads_per_row": own.threads_per_row, "rows_per_block": own.rows_per_block}
     scaled = {**kept, "threads_per_row": threads}
     return [scaled, {"threads_per_row": threads, "rows_per_block": rows}, kept]
+
+
+def _at_most(name: str, wanted: float) -> int:
+    """The largest value of the knob that does not exceed `wanted`, and at least one block or row."""
+    return int(max(v for v in KNOBS[name].values if v <= max(1, wanted)))
 
 
 def _octaves(a: int, b: int) -> float:
@@ -287,21 +247,15 @@ def _fitted_tiles(record: Record, problem: Problem, device: Device) -> Schedule 
     return next((schedule for schedule in found if refusal(problem, schedule, device) is None), None)
 
 
-def _leaves_no_tile_idle(_: Neighbour, __: Problem, ___: Device) -> bool:
-    """The cost model knows what lies beyond the edges."""
-    return False
-
-
 class Likeness(NamedTuple):
-    """How far off a record is from a problem, its schedule as it fits there, and whether that leaves lanes idle."""
+    """How far off a record is from a problem, and its schedule as it fits there."""
 
     distance: Callable[[Question, Problem], float]
     fitted: Callable[[Record, Problem, Device], Schedule | None]
-    leaves_idle: Callable[[Neighbour, Problem, Device], bool]
 
 
 LIKENESS: dict[ProgramClass, Likeness] = {
-    ProgramClass.ROWS: Likeness(_distance_of_rows, _fitted_rows, _leaves_lanes_idle),
-    ProgramClass.TILES: Likeness(_distance_of_tiles, _fitted_tiles, _leaves_no_tile_idle),
-    ProgramClass.LANES: Likeness(_distance_of_lanes, _fitted_tiles, _leaves_no_tile_idle),
+    ProgramClass.ROWS: Likeness(_distance_of_rows, _fitted_rows),
+    ProgramClass.TILES: Likeness(_distance_of_tiles, _fitted_tiles),
+    ProgramClass.LANES: Likeness(_distance_of_lanes, _fitted_tiles),
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from normgen.bench.result import Results, geometric_mean
 from normgen.bench.rounds import Rounds, between
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
@@ -38,7 +39,6 @@ from normgen.report.language import bits_part, dtypes_part, functions_part, role
 from normgen.report.picture import dots_of, svg
 from normgen.report.proof import varied_part
 from normgen.report.techniques import markdown_table, techniques_part
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_specs, load
 from normgen.text.words import WORDS
 from normgen.trials.file import read

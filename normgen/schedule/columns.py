@@ -33,6 +33,8 @@ class Choices:
         return self.over(value != other for value in self._values)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a column that is not made yet, as pickle's
+            raise AttributeError(name)
         return self.over(getattr(value, name) for value in self._values)
 
     def over(self, facts: Iterable[Any]) -> NDArray[Any]:

@@ -5,6 +5,7 @@ As in legality, a rule is a function (problem, schedule, device) -> sentence or 
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from normgen.device import Device
@@ -18,7 +19,6 @@ from normgen.knobs import (
     LoadHint,
     Params,
     ReduceWith,
-    RowOrder,
     SoftmaxMethod,
     StoreHint,
     VarianceMethod,
@@ -47,8 +47,6 @@ from normgen.schedule.schedule import Schedule
 KIB = 1024
 LEFT_IN_L2 = 0.75  # of L2: a larger input's first rows are not there any more when a kernel begins
 EITHER_ORDER = 0.6  # of L2: from so much on either order of the rows may be the better one
-MOST_TO_FIND = 48  # times L2: of a larger input it holds 2 % at most, and the last rows first gain nothing
-LOOKED_TWICE = 3 * KIB  # of a row: below, two looks take less than one
 OTHER_TREES = (ReduceWith.COOPERATIVE_GROUPS, ReduceWith.SHARED_TREE)
 LEAST_DIVIDED = 2048  # cols of a peeled row whose means a product and its remainder make faster
 CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
@@ -89,8 +87,7 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
     main_row, asked = problem.cols * problem.dtype.bytes, problem.searched_knobs
     if problem.any_cols or main_row < 256:
         return None
-    wide_is_legal = main_row % 16 == 0 and problem.align % 16 == 0
-    if "vector" not in asked and s.vector * problem.dtype.bytes < 8 and wide_is_legal:
+    if "vector" not in asked and s.vector * problem.dtype.bytes < 8 and _is_whole(problem):
         return "not searched: accesses below 8 bytes where 16 are possible"  # 1.025 x
     asked_for = -(-vectors_per_row(problem, s) // (s.threads_per_row * steps_per_lane(problem, s)))
     if s.parts > 1.25 * asked_for:
@@ -98,6 +95,11 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
     if "threads_per_row" not in asked and held_bytes_per_thread(problem, s) > 256 and s.threads_per_row < 512:
         return "not searched: more than 256 bytes of a row for each of less than 512 threads"  # 1.055 x
     return None
+
+
+def _is_whole(problem: Problem) -> bool:
+    """Whether every row begins at a multiple of 16 bytes, and ends there."""
+    return math.gcd(problem.cols * problem.dtype.bytes, problem.pitch * problem.dtype.bytes, problem.align) % 16 == 0
 
 
 def _searched_hold(problem: Problem, s: Schedule) -> str | None:
@@ -235,25 +237,6 @@ def searched_division(problem: Problem, s: Schedule, device: Device) -> str | No
     return f"not searched: means of fewer than {least} cols by a product and its remainder, quotients of many rows"
 
 
-def are_few(problem: Problem, device: Device) -> bool:
-    """Whether SMs are left without a row, and no sums over rows keep them busy."""
-    return problem.rows < device.sm_count and not problem.sums_rows
-
-
-def look_once(problem: Problem, device: Device) -> bool:
-    """Whether few rows with a variance are looked at once: an exchange less where nothing hides it, 6 to 15 % of
-    layernorm's decode shapes in place. Of shorter rows the second look costs less than what the first one prepares
-    (bf16 24x576: 2 %; on an H100 2x1408: 6 %).
-    """
-    is_short = problem.cols * problem.dtype.bytes < LOOKED_TWICE
-    return are_few(problem, device) and has_variance(problem) and not (is_short or problem.any_cols)
-
-
-def leave_room(problem: Problem, device: Device) -> bool:
-    """Whether rows are so few that the SMs have room for more of their blocks."""
-    return problem.rows < 4 * device.sm_count
-
-
 def overflows_l2(size: int, device: Device) -> bool:
     """Whether so many bytes, written in order, have pushed their first ones out of L2 when a kernel begins to read.
 
@@ -265,30 +248,12 @@ def overflows_l2(size: int, device: Device) -> bool:
     return size > LEFT_IN_L2 * device.l2_bytes
 
 
-def wants_last_first(problem: Problem, device: Device) -> bool:
-    """Whether a schedule that was not tuned begins with the last rows: kernels of any columns serve inputs of any size.
-
-    With sums over rows too: chains of rmsnorm backward 12015x5376, 9000x8192 and 154897x161, add_rmsnorm backward
-    366973x192 and layernorm backward 424714x320 and 20000x2048 (bf16, H200) take 1 to 4 % less. Other inputs take room
-    in L2, so that with several of them a smaller one overflows (swiglu backward 4636x4544, of 42 MB each: 4 %). Of
-    inputs that are many times as large as L2 it has too little left to count: relu, sigmoid and gelu of 6.4 GB take
-    0.2 to 0.6 % more with the last rows first.
-    """
-    least = LEFT_IN_L2 if problem.has_one_row_input else EITHER_ORDER
-    return least < problem.main_bytes / device.l2_bytes <= MOST_TO_FIND and not problem.any_cols
-
-
-def last_first(s: Schedule) -> Schedule:
-    """The schedule with the last rows first, whose outputs stay in L2 for the next kernel."""
-    store = StoreHint.DEFAULT if s.store is StoreHint.STREAMING else s.store
-    return s.varied(row_order=RowOrder.DESCENDING, store=store)
-
-
 def searched_order(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: the last rows first only where L2 has hardly room for all of them."""
-    is_small = problem.main_bytes <= EITHER_ORDER * device.l2_bytes
-    if s.row_order.descends and is_small and "row_order" not in problem.searched_knobs:
-        return "not searched: the last rows first, of an input that L2 holds"
+    if not s.row_order.descends or "row_order" in problem.searched_knobs:
+        return None
+    if problem.any_cols or problem.main_bytes <= EITHER_ORDER * device.l2_bytes:
+        return "not searched: the last rows first, of an input of any size or one that L2 holds"
     return None
 
 
@@ -395,8 +360,7 @@ def plain_only(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "not searched: column sums by atomics or last arrivers, with " + extras
     if s.reduce_with in OTHER_TREES or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
-    wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
-    if s.vector * problem.dtype.bytes < 8 and wide_is_legal:
+    if s.vector * problem.dtype.bytes < 8 and _is_whole(problem):
         return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
     if s.hold is not Hold.REGISTERS and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
         return "not searched: a row not held in registers that would fit them, with " + extras
@@ -414,17 +378,6 @@ def costs_to_others(s: Schedule) -> tuple[bool, bool, bool]:
     """
     crowds = s.dependent_launch is DependentLaunch.START and s.row_blocks > 1
     return not s.columns.is_deterministic, s.store is not StoreHint.DEFAULT, crowds
-
-
-def spare_late_parameters(schedule: Schedule, own: Schedule, problem: Problem) -> Schedule:
-    """The schedule without rows that stay in L2, if it reads parameters late or by windows where `own` does not.
-
-    Rows that stay in L2 push such parameters out of it.
-    """
-    changed = (schedule.edges, schedule.params) != (own.edges, own.params)
-    late = schedule.params is Params.LATE and problem.parameter_bytes > 0
-    hinted = schedule.load is LoadHint.EVICT_LAST and schedule.copy is Copy.DIRECT
-    return schedule.varied(load=LoadHint.NO_ALLOCATE) if changed and late and hinted else schedule
 
 
 # Rules that look at one free knob, and else at the structure alone.

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.problem.problem import Problem
 from normgen.records import statistics
 from normgen.records.place import Place
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Sweep

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.cost.model import terms
 from normgen.cuda.driver import device_facts
 from normgen.device import Device
@@ -33,7 +34,6 @@ from normgen.records import statistics
 from normgen.records.place import Place
 from normgen.records.record import Outcome
 from normgen.records.statistics import Times
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
 from normgen.studies.sweep_file import Sweep

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
+from normgen.choice.first import default_schedule
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.errors import UsageError
@@ -23,7 +24,6 @@ from normgen.records.nearest import is_same_kind, place_rank
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Record
 from normgen.records.winners import Lookup, lookup, records_of
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.policy import searched_method
 from normgen.schedule.schedule import Schedule

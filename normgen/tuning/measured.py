@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.cost.model import terms
 from normgen.device import Device
@@ -27,7 +28,6 @@ from normgen.records.place import Place
 from normgen.records.record import Record
 from normgen.records.results import Environment, KeptResults, canonical, results_path
 from normgen.records.winners import lookup, state_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
 from normgen.tuning.campaign import Campaign

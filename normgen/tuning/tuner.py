@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.export import export_record, require_folder, require_room, ships
@@ -22,7 +23,6 @@ from normgen.records.place import Context, Place, Setting, place_named
 from normgen.records.questions import tune_command
 from normgen.records.record import Record
 from normgen.records.winners import adopt, gpu_slug, read, spec_path, state_folder
-from normgen.schedule.default import default_schedule
 from normgen.spec.given import Given, spec_of
 from normgen.trials.file import write
 from normgen.trials.kept import NAME as TRIALS

@@ -11,13 +11,13 @@ import pytest
 
 from normgen import verify
 from normgen.bench.expected import Expected, chunks_of
+from normgen.choice.first import default_schedule
 from normgen.cpu import build_many
 from normgen.device import target
 from normgen.measure import data
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from normgen.verify import Inputs

@@ -9,10 +9,10 @@ import pytest
 
 from normgen.bench import peers
 from normgen.bench.runner import Wish, run_suite
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import compile_module
 from normgen.program.source import problem_for
 from normgen.records.place import Place
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.suites.suite import parse_suite
 from normgen.trials.contest import Venue, hold

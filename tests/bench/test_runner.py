@@ -13,6 +13,7 @@ import pytest
 from normgen.bench.entry import measure_entry
 from normgen.bench.result import Results
 from normgen.bench.runner import Wish, run_suite
+from normgen.choice.first import default_schedule
 from normgen.cli import main as cli
 from normgen.device import TARGETS
 from normgen.errors import UsageError
@@ -20,7 +21,6 @@ from normgen.records import nearest
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.suites.suite import Entry, Suite, parse_suite
 from normgen.tuning.progress import Silent

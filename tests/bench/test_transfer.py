@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
+from normgen.choice.first import default_schedule
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError
 from normgen.measure.isolation import process
@@ -17,7 +18,6 @@ from normgen.program.source import problem_for
 from normgen.records import nearest
 from normgen.records.place import Place
 from normgen.records.winners import read
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.trials.contest import Venue, hold

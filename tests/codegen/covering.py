@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from normgen.choice.first import default_schedule
 from normgen.device import Device
 from normgen.knobs import KNOBS, Copy, VarianceMethod
 from normgen.problem.problem import Problem
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.dtypes import F8E8M0
 from normgen.errors import NormgenError, NothingValidError, SpecError
 from normgen.knobs import KNOBS
@@ -17,7 +18,6 @@ from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of
 from normgen.records.winners import read, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import list_presets, list_specs, load
 from normgen.spec.spec import Spec

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
@@ -22,7 +23,7 @@ from normgen.program.ir import Reduce, Statement
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of as problem_of_key
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse

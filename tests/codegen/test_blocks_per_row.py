@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.cpu import FaultKind, Program, build, find_compiler
 from normgen.cuda.compiler import compile_module
@@ -15,7 +16,6 @@ from normgen.errors import UsageError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.schedule import Schedule

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.pipeline import emit
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.codegen.kernels import KERNELS
 from tests.cuda.compiled import ptx

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu.build import build
 from normgen.cpu.compiler import find_compiler
 from normgen.device import target
@@ -16,7 +17,6 @@ from normgen.pipeline import emit
 from normgen.program.ir import value_kinds
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Kind
 from tests.program.evaluate import evaluate

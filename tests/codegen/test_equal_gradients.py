@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.errors import UsageError
@@ -15,7 +16,6 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import parse
 from normgen.verify.derivative_proof import prove

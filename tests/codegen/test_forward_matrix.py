@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE, SETS

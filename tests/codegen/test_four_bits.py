@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import normgen
+from normgen.choice.first import default_schedule
 from normgen.codegen.library import files
 from normgen.codegen.module import Module
 from normgen.device import target
@@ -26,7 +27,6 @@ from normgen.measure.cpu_check import check_on_cpu, has_compiler
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse

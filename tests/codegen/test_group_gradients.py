@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
 from normgen.pipeline import emit
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from tests.codegen.covering import Case

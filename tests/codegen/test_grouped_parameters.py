@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
@@ -19,7 +20,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.ir import Map, Statement
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import Plan
 from normgen.schedule.schedule import Schedule

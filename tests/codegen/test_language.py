@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
@@ -13,7 +14,7 @@ from normgen.errors import SpecError, UsageError
 from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from tests.codegen.covering import Case

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from normgen import kernel
+from normgen.choice.first import default_schedule
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from normgen.verify.bounded import Bounded, U

@@ -12,7 +12,7 @@ from normgen.cpu import find_compiler
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.spec.reader import load, parse
 from normgen.verify import check, make_inputs, make_outputs
 from tests.codegen.executors import CpuExecutor, new_workspace

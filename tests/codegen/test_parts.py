@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space

@@ -15,7 +15,7 @@ from normgen.errors import SpecError, UsageError
 from normgen.pipeline import emit
 from normgen.problem.problem import MOST_NUMBERED
 from normgen.program.source import problem_for
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.verify import interpret, make_inputs, make_outputs

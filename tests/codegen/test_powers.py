@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sympy as sp
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.printer import Printer
 from normgen.cpu import build_many
 from normgen.cuda.compiler import compile_module
@@ -19,7 +20,6 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.frozen import Order
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.formula import LARGEST_EXPONENT
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec

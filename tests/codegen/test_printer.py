@@ -10,6 +10,7 @@ import sympy as sp
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.printer import Printer, float_literal
 from normgen.device import target
 from normgen.errors import ProgramError
@@ -19,7 +20,6 @@ from normgen.program.functions import expm1, less, log1p, where
 from normgen.program.ir import COLS, INNER
 from normgen.program.ordered import Ordered
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 
 X, MEAN, RSTD, W, B = (sp.Symbol(n, real=True) for n in ("x", "mean", "rstd", "w", "b"))

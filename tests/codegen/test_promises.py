@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.knobs import KNOBS, ColumnWay
@@ -13,7 +14,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.python.handle import general_schedules
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import normgen
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
 from normgen.knobs import Edges
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load, parse
 from normgen.verify import make_inputs, make_outputs

@@ -9,6 +9,7 @@ import pytest
 
 import normgen
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.engines.tvm_ffi import function_of, rules
 from normgen.errors import NothingValidError, ProgramError, SpecError, UsageError
 from normgen.export import headers_of
@@ -19,7 +20,6 @@ from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import RUNNING_SUMS, Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from normgen import kernel, verify
+from normgen.choice.first import default_schedule
 from normgen.errors import SpecError, UsageError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.verify.bounded import REARRANGED, Bounded
 from normgen.verify.derivative_proof import proven_program

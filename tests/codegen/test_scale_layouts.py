@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.device import target
 from normgen.errors import UsageError
@@ -18,7 +19,6 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from tests.codegen.covering import Case, pool

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.kernel import MainKernel
 from normgen.codegen.module import Source
 from normgen.codegen.parts import marked_parts, spelled_parts
@@ -18,7 +19,7 @@ from normgen.device import target
 from normgen.errors import NormgenError
 from normgen.pipeline import emit, programs_of
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.plan import plan_of
 from normgen.schedule.schedule import Schedule
 from normgen.spec.names import refusal

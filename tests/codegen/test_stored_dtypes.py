@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import build_many
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
@@ -13,7 +14,6 @@ from normgen.errors import CompileError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor, GpuExecutor

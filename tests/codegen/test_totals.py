@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
@@ -15,7 +16,7 @@ from normgen.pipeline import emit, planned
 from normgen.problem.problem import Problem
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse

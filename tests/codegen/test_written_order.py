@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.codegen.printer import Printer
 from normgen.cpu import build, find_compiler
 from normgen.device import target
@@ -18,7 +19,6 @@ from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
 from normgen.program.frozen import Order
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.formula import Binary, Expression, Name, parse_formula
 from normgen.spec.reader import parse

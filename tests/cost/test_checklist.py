@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cost.checklist import Answer, bank_ways, checklist, lane_addresses, sectors, unfused_bytes
 from normgen.cost.model import predict
 from normgen.device import target
@@ -14,7 +15,6 @@ from normgen.ladder.kernels import parts_of
 from normgen.ladder.rungs import load_ladder
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cost.constants import Constants, constants_from, constants_of, read_constants, write_constants
 from normgen.cost.model import Cost, estimated_registers, predict, predicted_us
 from normgen.device import TARGETS
@@ -19,7 +20,6 @@ from normgen.knobs import Hold
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load

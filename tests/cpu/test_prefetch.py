@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import FaultKind, build
 from normgen.device import target
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load

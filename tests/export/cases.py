@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import identity_of
 from normgen.device import Device, target
 from normgen.export import Header
@@ -16,7 +17,6 @@ from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import Times
 from normgen.records.verified import CPU, GPU, Verified, VerifiedOn
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec

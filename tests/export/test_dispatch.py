@@ -16,7 +16,7 @@ from normgen.export.header import halves
 from normgen.knobs import ColumnWay, Hold
 from normgen.pipeline import emit_parts
 from normgen.records.record import Record
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.samples import sized

@@ -27,7 +27,7 @@ from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
 from normgen.records.statistics import Price, summarise
 from normgen.records.winners import adopt
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load, parse
 from tests.samples import is_full

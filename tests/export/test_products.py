@@ -13,7 +13,7 @@ from normgen.pipeline import emit, emit_parts
 from normgen.problem.problem import LARGEST_TILED
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 from tests.verify.contraction import linear

@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.verify import Expectation, Inputs

@@ -9,12 +9,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import Program, build_many, find_compiler
 from normgen.device import target
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_specs, load
 from normgen.verify import Inputs, make_inputs, make_outputs, prepare
 from normgen.verify.bounded import within_cells

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load
 from tests.codegen.covering import Case

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.device import TARGETS, Device
 from normgen.errors import NormgenError, NothingValidError
 from normgen.knobs import KNOBS, VarianceMethod
@@ -13,7 +14,6 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_specs, load

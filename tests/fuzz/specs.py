@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.device import TARGETS, Device
 from normgen.knobs import KNOBS
 from normgen.problem.problem import Problem, why_not_side_by_side
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.functions import CONDITIONS, ELEMENTWISE, POSITIONS, REDUCTIONS

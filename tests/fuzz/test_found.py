@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.dtypes import DTYPES
@@ -18,7 +19,6 @@ from normgen.program.ir import Map
 from normgen.program.lower import lower
 from normgen.program.rewrites.reductions import variance
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse

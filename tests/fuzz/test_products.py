@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import build_many, find_compiler
 from normgen.device import target
 from normgen.errors import ProgramError, SpecError
@@ -19,7 +20,7 @@ from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space

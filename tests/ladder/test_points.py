@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.dtypes import BF16, F16, F32, dtype
 from normgen.errors import UsageError
@@ -14,7 +15,6 @@ from normgen.ladder.points import read_schedule
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.winners import kept, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 

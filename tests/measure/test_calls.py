@@ -18,7 +18,7 @@ from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.verified import CPU, VerifiedOn
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.spec.reader import load, parse
 from normgen.verify import default_families, families_of, scalar_values

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.device import target
 from normgen.measure.calls import MOST_ELEMENTS, KernelCall, calls
@@ -15,7 +16,6 @@ from normgen.measure.cpu_check import check_on_cpu, has_compiler
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.verify.contraction import linear
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import KernelEntry, Launch, Module
 from normgen.cost.model import predicted_us
 from normgen.cuda.compiler import compile_module
@@ -29,7 +30,6 @@ from normgen.program.source import problem_for
 from normgen.records.place import Place
 from normgen.records.record import Outcome, Record
 from normgen.records.winners import read
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.driver import OnDevice, device_facts, driver, find_gpu, synchronize
@@ -27,7 +28,6 @@ from normgen.program.source import problem_for
 from normgen.records import statistics
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.winners import read
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 from normgen.studies.trial_files import read_trials

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module as EmittedModule
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin
@@ -25,7 +26,6 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from normgen.tuning.measured import own_modules
 from tests.measure.host_device import HostBuffer, host_memset

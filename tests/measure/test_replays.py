@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cost.model import predicted_us
 from normgen.device import target
 from normgen.measure.chains.roofs import reduction_roofs, streams_of
@@ -18,7 +19,6 @@ from normgen.measure.replays import MAX_LAUNCHES, SetLayout, consumed, extent, l
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.measure.simulated import problem
 

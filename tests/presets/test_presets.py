@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.dtypes import DTYPES
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
 from normgen.verify.rows import TIES_OF_4, draw_rows
 from tests.codegen.executors import Built, CpuExecutor, Executor, GpuExecutor

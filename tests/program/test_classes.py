@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import normgen
+from normgen.choice.first import CHOICES
 from normgen.cost.model import MODELS
 from normgen.pipeline import SOURCES
 from normgen.program.classes import ProgramClass, class_of, program_class
 from normgen.program.source import problem_for, written_program
 from normgen.records.nearest import LIKENESS
-from normgen.schedule.default import DEFAULTS, FALLBACKS
+from normgen.schedule.fallback import FALLBACKS
 from normgen.schedule.legality import RULES
 from normgen.schedule.space import SPACES
 from normgen.spec.reader import load
@@ -45,7 +46,7 @@ def test_no_file_compares_classes() -> None:
         assert not found, f"{path}: {found}"
 
 
-@pytest.mark.parametrize("table", [RULES, SPACES, DEFAULTS, FALLBACKS, MODELS, LIKENESS, SOURCES])
+@pytest.mark.parametrize("table", [RULES, SPACES, CHOICES, FALLBACKS, MODELS, LIKENESS, SOURCES])
 def test_every_class_has_its_line_in_every_table(table: dict[ProgramClass, object]) -> None:
     assert set(table) == set(ProgramClass)
 

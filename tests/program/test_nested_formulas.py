@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.knobs import VarianceMethod
 from normgen.pipeline import emit
 from normgen.problem.question import Direction
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.program.source import problem_for
 from normgen.python.executor import executor_for
 from normgen.python.handle import Kernel, kernel
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.python.devices import Array, Place, nan
 

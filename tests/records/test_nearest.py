@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import TARGETS
 from normgen.measure.cpu_check import check_on_cpu
@@ -20,7 +21,6 @@ from normgen.records.questions import problem_of
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import read, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load

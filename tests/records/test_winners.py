@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.device import TARGETS, Device
 from normgen.errors import UsageError
 from normgen.files.private import write_atomically
@@ -20,7 +21,6 @@ from normgen.records.lines import append, locked
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import Outcome, Record
 from normgen.records.winners import adopt, lookup, read, records_of, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
 from tests.races import races

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.result import Results
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import Device, target
 from normgen.errors import UsageError
@@ -32,7 +33,6 @@ from normgen.report.readme import (
     rendered,
     results_part,
 )
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load, parse
 from normgen.trials.file import read
 

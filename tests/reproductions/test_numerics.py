@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import TARGETS
 from normgen.errors import ProgramError, VerificationError
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.python.handle import kernel
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Sizes
 from normgen.verify import check, make_inputs, proven_program

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import TARGETS
 from normgen.pipeline import emit
@@ -17,7 +18,6 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import read, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 from normgen.spec.reader import list_specs, load

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
@@ -19,7 +20,6 @@ from normgen.export import headers_of
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import parse_line
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load, parse
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.matrix import wrong

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from normgen.schedule.ways import ways
 
+from normgen.choice.first import default_schedule
 from normgen.cost.model import predicted_us
 from normgen.device import Device, target
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.winners import kept, shipped_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.ways import ways
 from normgen.spec.reader import load
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import read_sweep

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
+from normgen.choice.first import default_schedule
+from normgen.choice.repair import repair
 from normgen.device import target
 from normgen.knobs import TABLE
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
-from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.device import TARGETS, target
 from normgen.knobs import KNOBS
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import sympy as sp
 
+from normgen.choice.first import default_schedule
+from normgen.choice.repair import repair
 from normgen.device import target
 from normgen.errors import ProgramError, UsageError
 from normgen.knobs import Hold
@@ -18,9 +20,8 @@ from normgen.program.ir import COLS, Load, Map, Reduce, Store
 from normgen.program.monoid import ABSMAX, ARGMAX, MAX, SUM, symbol
 from normgen.program.ordered import Ordered
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
-from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.schedule.tiles.cut import Side, contraction, contraction_of, is_neutral, vanishes

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.dtypes import DTYPES
 from normgen.errors import NormgenError, SpecError, UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.formula import LARGEST_GROUP
 from normgen.spec.spec import Kind, Spec
 from normgen.verify.interpret import drawn as random_numbers

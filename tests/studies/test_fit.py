@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cost.constants import Constants
 from normgen.cost.model import predict
 from normgen.device import TARGETS
@@ -17,7 +18,6 @@ from normgen.program.source import problem_for, stages_of
 from normgen.records.place import Place, Setting
 from normgen.records.record import Outcome, Record
 from normgen.records.statistics import summarise
-from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.calibrate import LINE, adopted, probe_module, ring, slope_us

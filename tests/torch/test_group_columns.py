@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.nn.functional as F  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
+from normgen.choice.first import default_schedule  # noqa: E402
 from normgen.errors import VerificationError  # noqa: E402
 from normgen.measure.cpu_check import check_on_cpu  # noqa: E402
 from normgen.pipeline import emit  # noqa: E402
 from normgen.program.source import problem_for  # noqa: E402
-from normgen.schedule.default import default_schedule  # noqa: E402
 from normgen.spec.reader import parse  # noqa: E402
 from normgen.torch.tracing import fusing  # noqa: E402
 from normgen.torch.tracing.cuts import cutting  # noqa: E402

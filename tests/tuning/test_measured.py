@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS, Device
@@ -20,7 +21,6 @@ from normgen.program.source import problem_for
 from normgen.records.place import Place
 from normgen.records.record import Outcome, Record
 from normgen.records.winners import adopt, read, state_folder
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import with_default
 from normgen.spec.reader import load

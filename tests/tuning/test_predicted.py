@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
@@ -22,7 +23,6 @@ from normgen.records.place import Place, Setting
 from normgen.records.questions import tune_command
 from normgen.records.record import Outcome
 from normgen.records.winners import read
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.trials.versions import environment

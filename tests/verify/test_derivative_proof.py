@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import sympy as sp
 
+from normgen.choice.first import default_schedule
 from normgen.device import TARGETS
 from normgen.errors import VerificationError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.ir import Map, Reduce, RowProgram, Statement
 from normgen.program.source import problem_for, written_program
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
 from normgen.verify import derivative_proof, prove, proven_program

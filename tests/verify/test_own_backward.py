@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from normgen import verify
+from normgen.choice.first import default_schedule
 from normgen.cpu import build, find_compiler
 from normgen.device import target
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.spec import Spec
 from normgen.verify import Inputs, Outputs
 from tests.verify import made

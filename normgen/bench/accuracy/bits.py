@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from normgen import verify
 from normgen.bench.accuracy.kernels import KernelRunner
 from normgen.bench.peers import load_peer
+from normgen.choice.first import default_schedule
 from normgen.errors import NormgenError, NotOfferedError, UsageError, did_you_mean
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
 from normgen.trials.file import write
 from normgen.trials.head import Run, opening, reason_of

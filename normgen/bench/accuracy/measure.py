@@ -14,12 +14,12 @@ from normgen.bench.accuracy.cells import Cell, Compared, MeasuredCell
 from normgen.bench.accuracy.errors import ErrorTally
 from normgen.bench.accuracy.kernels import Arrays, KernelRunner
 from normgen.bench.peers import require_packages
+from normgen.choice.first import default_schedule
 from normgen.dtypes import DType
 from normgen.errors import NormgenError, NotOfferedError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.winners import lookup
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.trials.head import reason_of
 from normgen.verify import Inputs

@@ -1,9 +1,10 @@
-"""`normgen study frozen` and `normgen study first`: random problems timed once, and what first choices are worth."""
+"""`normgen study frozen`, `first` and `rank`: random problems timed once, what first choices are worth, their ranker."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,26 @@ from typing import Any
 import click
 
 from normgen.cli.options import NewFile, json_option, show
-from normgen.cli.text.result import Terminal
+from normgen.cli.text.result import LiveLine, Terminal
 from normgen.cuda.driver import device_facts
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.plain import plain
-from normgen.studies.frozen.file import FILE, Frozen, gathered, part_of, read_frozen
+from normgen.files.private import write_output
+from normgen.studies.frozen.file import FILE, MORE, SEEN, Frozen, gathered, part_of, read_frozen
 from normgen.studies.frozen.first import CHOOSERS, Chooser, Scores, scores
 from normgen.studies.frozen.measure import completed, drawn, lacking, measure, measured
+from normgen.studies.rank import SCALE, examples, fit, left_out, sources
 from normgen.studies.sweep_file import Sweep
 from normgen.text import table
 from normgen.trials.file import write
 from normgen.trials.head import opening
 from normgen.trials.versions import environment
 
+HEAD = ("", "best of", "", "timed", "median", "p95", "worst", "<= 1.01", "<= 1.03")
+LEFT_OUT: dict[str, Callable[[Sweep], str]] = {
+    "problem": lambda sweep: sweep.key,
+    "operation": lambda sweep: str(sweep.problem["op"]),
+}
 SOURCE = click.Path(exists=True, path_type=Path)
 
 
@@ -32,7 +40,7 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @click.argument("sources", nargs=-1, type=SOURCE)
 @click.option("--out", "-o", type=NewFile(), required=True, help="File; what it holds already stays.")
 @click.option("--measure", "is_measured", is_flag=True, help="Measure the drawn problems on a GPU.")
-@click.option("--first", "chooser", help="Time what this chooser lists first and SOURCES lack: rules.")
+@click.option("--first", "chooser", help="Time what this chooser lists first and SOURCES lack: ranker.")
 @click.option(
     "--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which share of the work, from 0."
 )
@@ -97,12 +105,12 @@ def _chooser(name: str, sweeps: Sequence[Sweep]) -> Chooser:
 
 @click.command()
 @json_option
-@click.option("--chooser", "names", multiple=True, help="rules, search, random; repeat for several (default: all).")
+@click.option("--chooser", "names", multiple=True, help="ranker, search, random; repeat for several (default: all).")
 @click.option("--part", "parts", multiple=True, help="fit, choose, test; repeat for several (default: choose).")
 @click.option("--why", default="", help="Who looks at test and what for: a line of looks.txt beside the file.")
 @click.option("--file", type=SOURCE, default=FILE, help="Frozen problems (default: those of the H200).")
 def first(as_json: bool, names: tuple[str, ...], parts: tuple[str, ...], why: str, file: Path) -> None:
-    """What first choices are worth on random problems that were timed: today's rules beside a search and chance.
+    """What first choices are worth on random problems that were timed: the ranker's beside a search's and chance.
 
     A ratio is the time of a chain over the best that was ever timed of its problem, or so of what the kernel adds to
     the chain. Of a list the best of its first 4, 8 and 32 counts too. --json prints {file, parts, choosers: [{name,
@@ -117,11 +125,58 @@ def first(as_json: bool, names: tuple[str, ...], parts: tuple[str, ...], why: st
         return
     click.echo(f"{file.name}: {len(sweeps)} problems of {', '.join(parts)}")
     rows = [row for name, one in found.items() for row in _rows(name, one)]
-    click.echo(table(("", "best of", "", "timed", "median", "p95", "worst", "<= 1.01", "<= 1.03"), rows))
+    click.echo(table(HEAD, rows))
     for name, one in found.items():
         for choice in one.choices:
             for place, schedule in choice.untimed:
                 click.echo(f"{name}: choice {place + 1} of {choice.problem} was not timed: {schedule}")
+
+
+@click.command()
+@json_option
+@click.argument("files", nargs=-1, type=SOURCE)
+@click.option("--part", "parts", multiple=True, help="fit, choose, test; repeat for several (default: fit and choose).")
+@click.option("--why", default="", help="Who looks at test and what for: a line of looks.txt beside the file.")
+@click.option("--out", "-o", type=NewFile(), help="Fit to all of them and write the ranker here.")
+@click.option(
+    "--score",
+    "is_scored",
+    is_flag=True,
+    help="Say what rankers are worth on problems, and operations, left out of a fit.",
+)
+def rank(
+    as_json: bool, files: tuple[Path, ...], parts: tuple[str, ...], why: str, out: Path | None, is_scored: bool
+) -> None:
+    """Fit the ranker of first choices to frozen problems (default: those that come with normgen). It needs LightGBM.
+
+    The same FILES give the same ranker. --json prints {file, problems, points, scores: [{left_out, choices, figures,
+    missing}]}.
+    """
+    if out is None and not is_scored:
+        raise UsageError("a ranker is written or scored", received="neither", hint="--out FILE, --score or both")
+    files = files or (FILE, MORE)
+    known = [examples(sweep) for file in files for sweep in read_frozen(file, parts or SEEN, why=why)]
+    found = dict[str, Scores]()
+    with LiveLine() as line:
+        if is_scored:
+            for name, by in LEFT_OUT.items():
+                found[name] = left_out(known, by, progress=partial(_told, line, name))
+        if out is not None:
+            line.say(f"fitting {len(known)} problems")
+            ranker = fit(known, sources(files, (one.sweep for one in known)))
+            write_output(out, json.dumps(ranker.as_dict(SCALE), separators=(",", ":")) + "\n")
+    points = sum(len(one.behind) for one in known)
+    if as_json:
+        left = [{"left_out": name, **plain(one)} for name, one in found.items()]
+        show({"file": str(out) if out else None, "problems": len(known), "points": points, "scores": left})
+        return
+    click.echo(f"{len(known)} problems, {points} points" + (f": {out}" if out else ""))
+    if found:
+        click.echo(table(HEAD, [row for name, one in found.items() for row in _rows(f"{name} left out", one)]))
+
+
+def _told(line: LiveLine, name: str, text: str) -> None:
+    line.say(f"{name} left out: {text}")
 
 
 def _rows(name: str, found: Scores) -> list[list[str]]:

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from normgen.choice.first import first_choices
 from normgen.device import Device, device_from
 from normgen.problem.problem import Problem
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Sweep
@@ -115,11 +115,6 @@ def _figures(choices: Sequence[Choice], n: int, measure: str) -> Figures:
     )
 
 
-def rules(problem: Problem, device: Device) -> list[Schedule]:
-    """Today's default schedule alone."""
-    return [default_schedule(problem, device)]
-
-
 def recorded(sweeps: Iterable[Sweep], *chosen: str) -> Chooser:
     """The points that were chosen in one of these ways, in the order of each sweep."""
     lists = {str(swept_problem(s.problem)): [p.schedule for p in s.points if p.chosen in chosen] for s in sweeps}
@@ -127,7 +122,7 @@ def recorded(sweeps: Iterable[Sweep], *chosen: str) -> Chooser:
 
 
 CHOOSERS: Mapping[str, Callable[[Sequence[Sweep]], Chooser]] = {
-    "rules": lambda _: rules,
+    "ranker": lambda _: first_choices,
     "search": lambda sweeps: recorded(sweeps, "default", "search"),
     "random": lambda sweeps: recorded(sweeps, "random"),
 }

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cpu import find_compiler
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
@@ -14,7 +15,6 @@ from normgen.pipeline import emit
 from normgen.problem.problem import along_axis
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import schedule_from
 from normgen.schedule.space import space

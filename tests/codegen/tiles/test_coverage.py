@@ -17,7 +17,7 @@ from normgen.device import target
 from normgen.pipeline import emit_parts
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import fallback_schedules
+from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.knobs import TABLE, Knob
 from normgen.problem.problem import Problem
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import Rule, rules_of
 from normgen.schedule.schedule import Schedule
 
