@@ -26,6 +26,7 @@ LAYERS = (
     ("program",),
     ("schedule",),
     ("cost",),
+    ("choice",),
     ("codegen",),
     ("pipeline",),
     ("cuda", "cpu"),

@@ -31,7 +31,7 @@ def features(problem: Problem, schedules: Schedules, device: Device) -> Features
     found: dict[str, Any] = dict(_facts(problem, device))
     found |= {name: _codes(schedules, name) for name in KNOBS}
     s, cost = schedules.columns, terms(problem, schedules, device)
-    least_us = problem.compulsory_bytes / device.dram_gb_per_s / 1e3
+    least_us = max(1, problem.compulsory_bytes) / device.dram_gb_per_s / 1e3
     found |= {name: _log(cost[name] / least_us) for name in TIMES}
     found |= {name: _log(cost[name]) for name in COUNTS}
     vector = s.vector * problem.dtype.bytes
@@ -41,7 +41,7 @@ def features(problem: Problem, schedules: Schedules, device: Device) -> Features
         "spilled": cost["spilled"],
         "looks": cost["looks"],
         "idle": cost["idle_lanes"],
-        "last_round": np.ceil(cost["rounds"]) / cost["rounds"],
+        "last_round": np.ceil(cost["rounds"]) / np.maximum(cost["rounds"], 2**-10),
         "rounds": _log(cost["rounds"]),
         "last_wave": np.ceil(cost["waves"]) / np.maximum(cost["waves"], 2**-10),
         "threads": _log(s.threads),
@@ -69,13 +69,13 @@ def _facts(problem: Problem, device: Device) -> dict[str, float]:
     return {
         "rows": math.log2(max(1, problem.rows)),
         "cols": math.log2(problem.cols),
-        "row_bytes": math.log2(problem.row_bytes),
+        "row_bytes": math.log2(max(1, problem.row_bytes)),
         "aligned": math.gcd(row, problem.align, 16),
         "lines": row % 128 == 0,
         "element": problem.dtype.bytes,
         "rows_per_sm": math.log2(max(1, problem.rows) / device.sm_count),
-        "main_over_l2": math.log2(problem.main_bytes / device.l2_bytes),
-        "moved_over_l2": math.log2(problem.compulsory_bytes / device.l2_bytes),
+        "main_over_l2": math.log2(max(1, problem.main_bytes) / device.l2_bytes),
+        "moved_over_l2": math.log2(max(1, problem.compulsory_bytes) / device.l2_bytes),
         "inputs": len(problem.elem_inputs),
         "outputs": sum(t.is_written and t.kind.is_elem for t in problem.tensors),
         "narrowed": any(t.dtype.bytes < problem.dtype.bytes for t in problem.elem_tensors),

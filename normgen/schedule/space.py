@@ -256,7 +256,8 @@ def _parts(problem: Problem, values: Mapping[str, tuple[Any, ...]]) -> tuple[int
         for threads in values["threads_per_row"]
         for steps in range(1, 5)
     }
-    useful = {1, *map(math.ceil, lanes)}
+    most = max(values["parts"])  # of rows that are longer still
+    useful = {1, *(min(most, math.ceil(n)) for n in lanes)}
     return tuple(parts for parts in values["parts"] if parts in useful)
 
 

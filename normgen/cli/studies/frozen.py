@@ -1,10 +1,10 @@
-"""`normgen study frozen`, `first` and `rank`: random problems timed once, what first choices are worth, their ranker."""
+"""`normgen study frozen`, `first`, `rank`: random problems timed once, what first choices are worth, their ranker."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,21 @@ from normgen.cuda.driver import device_facts
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.plain import plain
 from normgen.files.private import write_output
-from normgen.studies.frozen.file import FILE, MORE, SEEN, Frozen, gathered, part_of, read_frozen
+from normgen.studies.frozen.file import FILE, MORE, SEEN, TRIALS, Frozen, gathered, part_of, read_frozen
 from normgen.studies.frozen.first import CHOOSERS, Chooser, Scores, scores
 from normgen.studies.frozen.measure import completed, drawn, lacking, measure, measured
-from normgen.studies.rank import SCALE, examples, fit, left_out, sources
-from normgen.studies.sweep_file import Sweep
+from normgen.studies.rank import SCALE, Examples, examples, fit, left_out, raced, sources
+from normgen.studies.sweep_file import Sweep, key_of
 from normgen.text import table
-from normgen.trials.file import write
+from normgen.trials.file import peeked, read, write
 from normgen.trials.head import opening
+from normgen.trials.kept import Trials
 from normgen.trials.versions import environment
 
 HEAD = ("", "best of", "", "timed", "median", "p95", "worst", "<= 1.01", "<= 1.03")
-LEFT_OUT: dict[str, Callable[[Sweep], str]] = {
-    "problem": lambda sweep: sweep.key,
-    "operation": lambda sweep: str(sweep.problem["op"]),
+LEFT_OUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "problem": key_of,
+    "operation": lambda question: str(question["op"]),
 }
 SOURCE = click.Path(exists=True, path_type=Path)
 
@@ -147,15 +148,15 @@ def first(as_json: bool, names: tuple[str, ...], parts: tuple[str, ...], why: st
 def rank(
     as_json: bool, files: tuple[Path, ...], parts: tuple[str, ...], why: str, out: Path | None, is_scored: bool
 ) -> None:
-    """Fit the ranker of first choices to frozen problems (default: those that come with normgen). It needs LightGBM.
+    """Fit the ranker of first choices to frozen problems and trials (default: those that come with normgen).
 
-    The same FILES give the same ranker. --json prints {file, problems, points, scores: [{left_out, choices, figures,
-    missing}]}.
+    LightGBM must be installed (`pip install 'normgen[study]'`). The same FILES give the same ranker. --json prints
+    {file, problems, points, scores: [{left_out, choices, figures, missing}]}.
     """
     if out is None and not is_scored:
         raise UsageError("a ranker is written or scored", received="neither", hint="--out FILE, --score or both")
-    files = files or (FILE, MORE)
-    known = [examples(sweep) for file in files for sweep in read_frozen(file, parts or SEEN, why=why)]
+    files, parts = files or (FILE, MORE, TRIALS), parts or SEEN
+    known = [one for file in files for one in _known(file, parts, why)]
     found = dict[str, Scores]()
     with LiveLine() as line:
         if is_scored:
@@ -163,7 +164,7 @@ def rank(
                 found[name] = left_out(known, by, progress=partial(_told, line, name))
         if out is not None:
             line.say(f"fitting {len(known)} problems")
-            ranker = fit(known, sources(files, (one.sweep for one in known)))
+            ranker = fit(known, sources(files, known))
             write_output(out, json.dumps(ranker.as_dict(SCALE), separators=(",", ":")) + "\n")
     points = sum(len(one.behind) for one in known)
     if as_json:
@@ -173,6 +174,14 @@ def rank(
     click.echo(f"{len(known)} problems, {points} points" + (f": {out}" if out else ""))
     if found:
         click.echo(table(HEAD, [row for name, one in found.items() for row in _rows(f"{name} left out", one)]))
+
+
+def _known(file: Path, parts: Sequence[str], why: str) -> Iterator[Examples]:
+    """Of a file of frozen problems, or of trials."""
+    if "salt" in peeked(file):
+        yield from map(examples, read_frozen(file, parts, why=why))
+    else:
+        yield from raced(read(Trials, file, is_strict=True).trials, parts)
 
 
 def _told(line: LiveLine, name: str, text: str) -> None:

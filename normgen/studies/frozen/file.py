@@ -28,6 +28,7 @@ PARTS = ("fit", "choose", TEST)
 SEEN = PARTS[:2]
 FILE = shipped("generated") / "frozen" / "h200.jsonl.xz"
 MORE = FILE.with_name("fit_h200.jsonl.xz")  # problems that were timed where a ranker chose: fit alone
+TRIALS = FILE.parents[1] / "trials" / "h100_h200.jsonl.xz"
 LOOKS = "looks.txt"
 
 
