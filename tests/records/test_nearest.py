@@ -201,16 +201,13 @@ def test_a_mean_of_a_power_of_two_is_no_longer_divided_by_the_remainder() -> Non
     ("there", "asked", "order", "expected"),
     [
         ("8192x4096", "4096x4096", "descending", "ascending"),  # fits L2
-        ("4096x4096", "8192x4096", "ascending", "descending"),  # does not, and did there
-        ("8192x4096", "16384x4096", "ascending", "ascending"),  # did not there either: found best
+        ("8192x4096", "16384x4096", "ascending", "ascending"),
         ("8192x4096", "16384x4096", "descending", "descending"),
     ],
 )
 def test_rows_come_in_the_order_that_l2_asks_for(there: str, asked: str, order: str, expected: str) -> None:
     record = tuned(make(there), replace(ROW_IN_BLOCK, row_order=order))
-    # Outputs that the next kernel finds in L2 are not sent on to DRAM.
-    changes = {"store": "default"} if order != expected == "descending" else {}
-    assert fitted(record, make(asked), H200) == replace(ROW_IN_BLOCK, row_order=expected, **changes)
+    assert fitted(record, make(asked), H200) == replace(ROW_IN_BLOCK, row_order=expected)
 
 
 def test_sums_that_take_rows_in_their_own_order_keep_it() -> None:
@@ -278,16 +275,15 @@ def test_a_measurement_is_trusted_less_the_farther_away_it_was_made() -> None:
     asked = make("4096x5120")
     default = default_schedule(asked, H200)
     near = Neighbour(record=tuned(make("4096x4096")), distance=1.0, schedule=default)
-    assert is_trusted(near, asked, H200, place=Place())
-    assert not is_trusted(replace(near, distance=FARTHEST), asked, H200, place=Place())
+    assert is_trusted(near, asked, H200)
+    assert not is_trusted(replace(near, distance=FARTHEST), asked, H200)
     slow = replace(default, hold="reload", unroll=1)
-    assert not is_trusted(replace(near, schedule=slow), asked, H200, place=Place())
+    assert not is_trusted(replace(near, schedule=slow), asked, H200)
 
 
 @pytest.mark.parametrize(
     ("op", "direction", "there", "asked", "knobs", "trusted"),
     [
-        ("layernorm", "forward", "4096x3072", "6504x2688", {"threads_per_row": 64, "vector": 4}, False),
         ("layernorm", "backward", "262144x256", "424714x320", {"threads_per_row": 16, "rows_per_block": 16}, False),
         ("layernorm", "forward", "4096x3072", "6504x2816", {"threads_per_row": 64, "vector": 4}, True),
         ("rmsnorm", "forward", "4096x4096", "3000x4032", {"threads_per_row": 128}, True),  # as the default's lanes
@@ -296,21 +292,11 @@ def test_a_measurement_is_trusted_less_the_farther_away_it_was_made() -> None:
 def test_lanes_that_would_idle_at_other_cols_are_not_trusted(
     op: str, direction: str, there: str, asked: str, knobs: dict[str, int], trusted: bool
 ) -> None:
-    """The first two took 13 and 18 % longer than the default."""
+    """The first took 18 % longer than the default."""
     schedule = Schedule(**{"vector": 8, "hold": "registers", "unroll": 0, "load": "no_allocate", **knobs})
     problem = make(asked, op=op, direction=direction)
     near = Neighbour(record=tuned(make(there, op=op, direction=direction), schedule), distance=0.5, schedule=schedule)
-    assert is_trusted(near, problem, H200, place=Place()) == trusted
-
-
-def test_parameters_that_come_to_be_read_late_are_not_pushed_out_of_l2() -> None:
-    record = tuned(make("16384x8192", op="layernorm"), replace(ROW_IN_BLOCK, params="late", load="evict_last"))
-    odd = fitted(record, make("11013x8487", op="layernorm"), H200)
-    assert odd is not None
-    assert (odd.edges, odd.load) == ("masked", "no_allocate") or (odd.edges, odd.load) == ("peel", "no_allocate")
-    even = fitted(record, make("11013x8448", op="layernorm"), H200)
-    assert even is not None
-    assert even.load == "evict_last"
+    assert is_trusted(near, problem, H200) == trusted
 
 
 def untuned(record: Record, rng: random.Random) -> Problem:

@@ -252,19 +252,16 @@ def test_a_neighbour_of_another_gpu_is_named_and_comes_after_one_of_this_gpu_as_
 
 
 def test_on_an_h100_the_records_of_an_h200_take_what_tunes_there_find() -> None:
-    """36 problems of all kinds: 1.000 of the tuned chains, geometric mean, where defaults take 1.010."""
+    """36 problems of all kinds: 1.000 of the tuned chains, geometric mean."""
     kin = {r.line(): r for r in records_of(H100, [shipped_folder()])}
-    over: dict[str, list[float]] = {"kin": [], "default": []}
+    over = []
     for race in races("h100"):
         if race.tuned is not None:
             found = lookup(race.problem, H100, records=kin.values())
-            for name, schedule in (("kin", found.schedule), ("default", default_schedule(race.problem, H100))):
-                if schedule in race.chains:
-                    over[name].append(race.chains[schedule] / race.chains[race.tuned])
-    assert [len(found) for found in over.values()] == [36, len(over["default"])]
-    assert statistics.geometric_mean(over["kin"]) <= 1.001
-    assert statistics.geometric_mean(over["default"]) >= 1.005
-    assert len(over["default"]) >= 30
+            if found.schedule in race.chains:
+                over.append(race.chains[found.schedule] / race.chains[race.tuned])
+    assert len(over) == 36
+    assert statistics.geometric_mean(over) <= 1.001
 
 
 def test_a_miss_says_why(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_shipped_file_has_the_drawn_problems_each_with_its_samples_and_witho
     for sweep in found:
         chosen = Counter(p.chosen for p in sweep.points)
         assert sweep.points[0] == replace(sweep.points[0], schedule=sweep.default, chosen="default")
-        assert set(chosen) <= {"default", "search", "random"}
+        assert set(chosen) <= {"default", "search", "random", "first"}
         assert chosen["default"] == 1
         assert chosen["random"] >= min(8, sweep.legal)
         assert 1 + chosen["search"] <= 64

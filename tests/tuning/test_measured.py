@@ -39,7 +39,7 @@ COPY_US = 13.5
 
 
 class PredictedBench(SimulatedTimer):
-    """A device on which the cost model is right, but for what registers cost, and sum_of_squares is wrong."""
+    """A device on which the cost model is right, but for what registers cost, and corrected_two_pass is wrong."""
 
     roofs = ("copy",)
 
@@ -56,7 +56,8 @@ class PredictedBench(SimulatedTimer):
         self._rewrite[key] = module.text
 
     def check(self, key: str, *, full: bool) -> Check:
-        is_wrong = "sum(x**2)" in self._rewrite[key] and not full
+        text = self._rewrite[key]
+        is_wrong = "x_rough_mean" in text and "x_margin" not in text and not full
         return Check(ok=not is_wrong, summary="y: 3 bad", error={"y": 0.1})
 
     def unload(self, key: str) -> None:
@@ -95,7 +96,7 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     kept = read(path).records
     assert sum(r.search["chosen"] != "random" for r in kept) == 32
     assert kept[0].schedule == default
-    assert {"variance=guarded" in str(r.schedule) for r in kept} == {True, False}
+    assert {"variance=corrected_two_pass" in str(r.schedule) for r in kept} == {True, False}
 
     adopt(winner, state_folder() / "records", H200)
     database = f"sqlite:///{tmp_path / 'studies.db'}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cuda.driver import device_facts
 from normgen.cuda.pool import CompilePool
 from normgen.knobs import Fragment
@@ -15,7 +16,6 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting
-from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
