@@ -66,10 +66,15 @@ def behind(problem: Problem, schedules: Sequence[Schedule], device: Device) -> N
     constant.
     """
     found, ranker = Schedules.of(schedules), shipped_ranker()
-    if device.arch in ranker.archs and class_of(problem) in RANKED:
+    if device.arch in ranker.archs and is_ranked(problem):
         return np.maximum(0, ranker.scores(features(problem, found, device))) ** 2
     us: NDArray[np.float64] = np.log(terms(problem, found, device)["us"])
     return us
+
+
+def is_ranked(problem: Problem) -> bool:
+    """Whether the problem is of a class whose timings the ranker is fitted to."""
+    return class_of(problem) in RANKED
 
 
 def _general(problem: Problem, device: Device) -> Schedule:

@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.choice.features import Features, features
-from normgen.choice.first import RANKED
+from normgen.choice.first import is_ranked
 from normgen.choice.ranker import Ranker, Split
 from normgen.device import Device, device_from
 from normgen.errors import UsageError
-from normgen.program.classes import class_of
 from normgen.records.place import DEFAULT_PLACE
 from normgen.schedule.many import Schedules
 from normgen.schedule.schedule import Schedule
@@ -95,7 +94,7 @@ def raced(trials: Iterable[Trial], parts: Collection[str]) -> Iterator[Examples]
         timed = {t.schedule: t.us or t.ratio or 0.0 for t in run}
         if question is None or device is None or len(timed) < LEAST or part_of(question) not in parts:
             continue
-        if class_of(swept_problem(question)) in RANKED:
+        if is_ranked(swept_problem(question)):
             yield _examples(question, device, timed)
 
 

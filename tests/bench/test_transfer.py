@@ -113,8 +113,7 @@ def test_a_kernel_that_takes_workers_down_ends_no_contest(
 
 def test_tuning_beats_a_bad_neighbour_and_the_fraction_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """The records' 1024 threads a row are wide of the mark; the device prefers few threads and registers."""
-    for name in ("WORTH", "MORE_IDLE", "FAR_MORE_IDLE"):
-        monkeypatch.setattr(nearest, name, 100.0)  # neighbours are taken whatever the model and their lanes say
+    monkeypatch.setattr(nearest, "WORTH", 100.0)  # neighbours are taken whatever the ranker says of them
     entries = random_entries(KNOWN[:2], count=2, seed=5)
     told: list[Transfer] = []
     found = run_transfer(
@@ -131,7 +130,7 @@ def test_tuning_beats_a_bad_neighbour_and_the_fraction_says_by_how_much(monkeypa
         assert shape.us["tuned"] is not None
         assert shape.us["tuned"] <= (shape.us["default"] or 0) * 1.005
         assert set(shape.schedules) == {"rule", "tuned", "default"}
-    assert any(s.fraction and s.fraction.high < 0.9 for s in found.shapes)
+    assert any(s.fraction and s.fraction.high < 0.97 for s in found.shapes)
     data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert data["median"] == pytest.approx(found.median, rel=1e-4)
     assert data["worst"] == pytest.approx(min(found.fractions), rel=1e-4)

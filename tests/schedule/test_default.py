@@ -48,7 +48,7 @@ def test_the_default_is_of_the_shipped_winners_kind() -> None:
     assert len(found) >= 200
     assert sum(a == b for a, b in threads) >= 0.5 * len(found)
     assert statistics.mean(abs(math.log2(a / b)) for a, b in threads) < math.log2(1.5)
-    assert sum(a.vector == b.vector for a, b in found) >= 0.7 * len(found)
+    assert sum(a.vector == b.vector for a, b in found) >= 0.6 * len(found)
 
 
 def default(op: str, shape: str, dtype: str = "bf16", direction: str = "forward", gpu: Device = H200) -> Schedule:
