@@ -75,11 +75,14 @@ def test_a_prediction_says_so_and_shows_no_roof() -> None:
     guess = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, predicted_us=13.2)
     text = result_text(replace(RESULT, record=guess, default=None, finalists=(guess,)))
     assert "(predicted, not measured)" in text
-    assert "predicted, not measured: compiled for sm_90" in text
+    assert "predicted, not measured: compiled for sm_90, ranked by the cost model\n" in text
     assert not any(line.startswith("roofline") for line in text.splitlines())
     assert next(line for line in text.splitlines() if line.startswith("best")).split()[1:3] == ["13.20", "3813"]
     assert text.splitlines()[2].split() == ["predicted", "µs", "GB/s", "registers", "schedule"]
     assert "marginal" not in text
+    assert "nothing was ever measured on a GPU of sm_89" in result_text(
+        replace(RESULT, record=guess, default=None, finalists=(guess,), device=TARGETS["l4"])
+    )
 
 
 def test_beside_a_prediction_stands_the_measured_record_that_ships_for_the_question() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Self
 
+from normgen.choice.ranker import shipped_ranker
 from normgen.export import Ships
 from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, RecordComparison
 from normgen.records.record import Record
@@ -84,7 +85,9 @@ def _row(name: str, record: Record, *, chain: bool, alone: bool) -> list[str]:
 def _verdict(result: Result) -> str:
     record = result.record
     if not result.measured:
-        return f"{NOT_MEASURED}: compiled for {result.device.sm}, ranked by the cost model"
+        known = result.device.arch in shipped_ranker().archs
+        never = "" if known else f"; nothing was ever measured on a GPU of {result.device.sm}"
+        return f"{NOT_MEASURED}: compiled for {result.device.sm}, ranked by the cost model{never}"
     parts = []
     if record.cost_us and record.roof_us:
         parts.append(f"{record.cost_us / record.roof_us:.3f} x the roofline of this run")
