@@ -640,11 +640,11 @@ TABLE: tuple[Knob, ...] = (
         meaning="statistics that the caller does not want: null pointers, or not in the kernel at all",
         words={"left_out": "no code for statistics that are not wanted"},
     ),
-    _tile("tile_m", (16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
+    _tile("tile_m", (8, 16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
     _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
     _tile(
         "tile_k",
-        (8, 16, 32, 64),
+        (8, 16, 32, 64, 128),
         "of k, the axis that a contraction sums, what a block reads at a time: with hold = shared to shared memory, "
         "`stages` of them in flight",
     ),

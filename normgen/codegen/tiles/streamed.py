@@ -63,8 +63,9 @@ class StreamedText(SimtText):
         found: list[Statement] = [Let("const int", "k", k)]
         for side in self.sides:
             lines: list[Statement] = []
+            hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
             for load in side.loads:
-                read = self.access.read(load.tensor, {side.axis: side.index, side.k: "k"}, "kVector", hint=", Load")
+                read = self.access.read(load.tensor, {side.axis: side.index, side.k: "k"}, "kVector", hint=hint)
                 read = f"({read})" if " ? " in read else read
                 beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
                 lines.append(Set(f"{load.name}_vec[ahead][i]", f"inside ? {read} : {beyond}"))

@@ -104,6 +104,7 @@ STRAIGHT = Schedule(hold=Hold.RELOAD, fragment=Fragment.MMA, vector=8, tile_m=16
 STREAMS = {
     "two warps": STRAIGHT.varied(thread_m=1),
     "a warp": STRAIGHT.varied(thread_m=2),
+    "eight lines": STRAIGHT.varied(tile_m=8, tile_n=32, tile_k=128, thread_m=1),
     "two vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=64, thread_m=1, thread_n=2),
     "broad": STRAIGHT.varied(tile_m=64, tile_n=64, thread_m=16, thread_n=2),
 }
