@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from normgen.codegen.reductions import single_combine, single_identity
-from normgen.codegen.statements import Comment, Do, For, Gap, Let, Set, Statement, constant, function, loop
-from normgen.codegen.tiles.access import both
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, function, loop
 from normgen.codegen.tiles.fragment import SimtText
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.program.ir import Load
@@ -33,8 +32,11 @@ class StreamedText(SimtText):
         parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
         begin, end = self.access.begin(k), self.access.end(k)
         first = "warp * kTileK" if begin == "0" else f"{begin} + warp * kTileK"
-        next_one = Do("read_vectors(ahead, k0 + kWarps * kTileK)")
+        more = f"{end} - k0 > kWarps * kTileK"
+        next_one = If("more", (Do("read_vectors(ahead, k0 + kWarps * kTileK)"),), alone=True)
         step = loop("ahead", "kAhead", [*self.ride(), Do("add_products(ahead)"), next_one], unroll=UNROLL)
+        body = (Let("const bool", "more", more), step)
+        start = If(f"{first} < {end}", (Do(f"read_vectors(ahead, {first})"),), alone=True)
         return [
             Comment("A lane reads 8 elements along k, of every eighth line."),
             Let("const int", "line", f"lane / {K_LANES}"),
@@ -46,8 +48,8 @@ class StreamedText(SimtText):
             Gap(),
             function("add_products", "int ahead", [self.multiply_vectors()]),
             Gap(),
-            loop("ahead", "kAhead", [Do(f"read_vectors(ahead, {first})")], unroll=UNROLL),
-            For(f"for (int k0 = {first}; k0 < {end}; k0 += kWarps * kTileK)", (step,)),
+            loop("ahead", "kAhead", [start], unroll=UNROLL),
+            For(f"for (int k0 = {first}; k0 < {end}; k0 += kWarps * kTileK)", body),
             Gap(),
             *self.add_up(),
         ]
@@ -58,22 +60,30 @@ class StreamedText(SimtText):
         return Do(f"{vec} {load.name}_vec[kAhead][kTile{side.letter} / {LINES}]")
 
     def read(self) -> list[Statement]:
-        """The vectors of a turn; nothing is asked for beyond the end of k."""
+        """The vectors of a turn, first those that come from memory; nothing is asked for beyond the end of k.
+
+        Beyond the last line a lane reads that one again: what becomes of it is stored nowhere, and a load without a
+        condition needs no registers cleared.
+        """
         k = f"k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector"
         found: list[Statement] = [Let("const int", "k", k)]
-        for side in self.sides:
-            lines: list[Statement] = []
+        for side in reversed(self.sides):
+            body: list[Statement] = [Let("const int", side.index, self.line(side))]
             hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
+            inside = self.access.inside({side.k: "k"})
             for load in side.loads:
                 read = self.access.read(load.tensor, {side.axis: side.index, side.k: "k"}, "kVector", hint=hint)
                 read = f"({read})" if " ? " in read else read
                 beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
-                lines.append(Set(f"{load.name}_vec[ahead][i]", f"inside ? {read} : {beyond}"))
-            inside = both(self.access.inside({side.axis: side.index}), f"k < {self.access.end(side.k)}")
-            place = Let("const int", side.index, f"{side.index}0 + {LINES} * i + line")
-            body = [place, Let("const bool", "inside", inside), *lines]
+                body.append(Set(f"{load.name}_vec[ahead][i]", f"{inside} ? {read} : {beyond}"))
             found.append(loop("i", f"kTile{side.letter} / {LINES}", body, unroll=UNROLL))
         return found
+
+    def line(self, side: SideText) -> str:
+        """The line that a lane reads."""
+        own, last = f"{side.index}0 + {LINES} * i + line", f"{self.access.end(side.axis)} - 1"
+        inside = f"min({own}, {last})"
+        return f"kWhole{side.letter} ? {own} : {inside}" if self.plan.is_fixed(side.axis) else inside
 
     def multiply_vectors(self) -> Statement:
         """Two steps of 16 along k for each vector: halves of it, of both sides the same."""
