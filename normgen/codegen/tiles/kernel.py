@@ -394,7 +394,7 @@ class TileKernel:
             *self.known_of_rows(),
             Gap(),
             *self.thread(),
-            *start_of_chain([], []),
+            *start_of_chain([], self.fragment.asked()),
             *scalars,
             *self.ahead(),
             *self.sums(),

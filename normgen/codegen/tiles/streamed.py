@@ -27,6 +27,27 @@ class StreamedText(SimtText):
             constant("kWarps", f"kThreads / {WARP}", "that share k"),
         ]
 
+    def lanes(self) -> list[Statement]:
+        said = Comment("A lane reads 8 elements along k, of every eighth line.")
+        return [*super().lanes(), said, Let("const int", "line", f"lane / {K_LANES}")]
+
+    def asked(self) -> list[Statement]:
+        """The first vectors of the side that comes from memory."""
+        if not self.plan.schedule.chained:
+            return []
+        side = self.sides[1]
+        lines: list[Statement] = [Let("const int", side.index, self.line(side))]
+        place = {side.axis: side.index, side.k: "k"}
+        lines += [Do(f"to_l2({self.access.address(load.tensor, place)})") for load in side.side.loads]
+        inside = f"k < {self.access.end(side.k)}"
+        over = loop("i", f"kTile{side.letter} / {LINES}", lines, unroll=UNROLL)
+        body: list[Statement] = [Let("const int", "k", self.place("warp * kTileK")), If(inside, (over,))]
+        return [loop("ahead", "kAhead", body, unroll=UNROLL)]
+
+    def place(self, start: str) -> str:
+        """Where along k a lane's vector is, of those that a warp has from `start` on."""
+        return f"{start} + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector"
+
     def from_memory(self) -> list[Statement]:
         k = self.plan.cut.k
         parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
@@ -38,8 +59,6 @@ class StreamedText(SimtText):
         body = (Let("const bool", "more", more), step)
         start = If(f"{first} < {end}", (Do(f"read_vectors(ahead, {first})"),), alone=True)
         return [
-            Comment("A lane reads 8 elements along k, of every eighth line."),
-            Let("const int", "line", f"lane / {K_LANES}"),
             *parts,
             *self.start_riding(),
             *(self.held(side, load) for side in self.sides for load in side.loads),
@@ -65,8 +84,7 @@ class StreamedText(SimtText):
         Beyond the last line a lane reads that one again: what becomes of it is stored nowhere, and a load without a
         condition needs no registers cleared.
         """
-        k = f"k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector"
-        found: list[Statement] = [Let("const int", "k", k)]
+        found: list[Statement] = [Let("const int", "k", self.place("k0"))]
         for side in reversed(self.sides):
             body: list[Statement] = [Let("const int", side.index, self.line(side))]
             hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
@@ -112,7 +130,7 @@ class StreamedText(SimtText):
         if not side.side.riding:
             return []
         texts = {load.name: f"element({load.name}_vec[ahead][i], e)" for load in side.loads}
-        place = f"(k0 + {K_LANES * VECTOR} * ahead + lane % {K_LANES} * kVector + e)"
+        place = f"({self.place('k0')} + e)"
         at = {side.axis: f"({side.index}0 + {LINES} * i + line)", side.k: place}
         values, names = side.values(texts, {}, at)
         body = [*values, *side.ride(names, self.access.inside(at), "[i]")]

@@ -11,7 +11,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.cpu import build_many, find_compiler
-from normgen.knobs import Copy, Fragment, Hold
+from normgen.knobs import Copy, DependentLaunch, Fragment, Hold
 from normgen.schedule.schedule import Schedule
 from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
 from tests.codegen.tiles.handmade import Case, Sizes, ran
@@ -105,6 +105,7 @@ STREAMS = {
     "two warps": STRAIGHT.varied(thread_m=1),
     "a warp": STRAIGHT.varied(thread_m=2),
     "eight lines": STRAIGHT.varied(tile_m=8, tile_n=32, tile_k=128, thread_m=1),
+    "early": STRAIGHT.varied(thread_m=2, dependent_launch=DependentLaunch.START),
     "two vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=64, thread_m=1, thread_n=2),
     "broad": STRAIGHT.varied(tile_m=64, tile_n=64, thread_m=16, thread_n=2),
 }
