@@ -50,8 +50,14 @@ class StreamedText(SimtText):
         lines += [Do(f"to_l2({self.access.address(load.tensor, place)})") for load in side.side.loads]
         inside = f"k < {self.access.end(side.k)}"
         over = loop("i", f"kTile{side.letter} / {LINES}", lines, unroll=UNROLL)
-        body: list[Statement] = [Let("const int", "k", self.place("warp * kTileK")), If(inside, (over,))]
+        body: list[Statement] = [Let("const int", "k", self.place(self.first)), If(inside, (over,))]
         return [loop("ahead", "kAhead", body, unroll=UNROLL)]
+
+    @property
+    def first(self) -> str:
+        """Where along k a warp begins."""
+        begin = self.access.begin(self.plan.cut.k)
+        return "warp * kTileK" if begin == "0" else f"{begin} + warp * kTileK"
 
     def place(self, start: str, ahead: str = "ahead") -> str:
         """Where along k a lane's vector is, of those that a warp has from `start` on."""
@@ -60,8 +66,7 @@ class StreamedText(SimtText):
     def from_memory(self) -> list[Statement]:
         k = self.plan.cut.k
         parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
-        begin, end = self.access.begin(k), self.access.end(k)
-        first = "warp * kTileK" if begin == "0" else f"{begin} + warp * kTileK"
+        first, end = self.first, self.access.end(k)
         step = loop("ahead", "kTogether", [*self.ride(), Do("add_products(first + ahead)")], unroll=UNROLL)
         read = [If("more", (Do("read_vectors(first, k0 + kWarps * kTileK)"),), alone=True)]
         each = partial(For, "for (int first = 0; first < kAhead; first += kTogether)", unroll=UNROLL)

@@ -120,6 +120,29 @@ def test_factors_straight_from_memory_are_right_on_both_sides_of_every_edge(name
             assert not ran(STREAMED[name], program, sizes, pad=8, seed=2), (way, sizes)
 
 
+IN_PARTS = {
+    "streamed": STREAMS["two warps"].varied(cluster=2),
+    "streamed, early": STREAMS["two vectors ahead"].varied(cluster=4, dependent_launch=DependentLaunch.START),
+    "copied": AHEAD.varied(cluster=2),
+    "by registers": WARP.varied(stages=2, vector=8, cluster=4, **FOUR),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STREAMED.keys() - {"reductions of the result"}))
+def test_blocks_of_a_cluster_share_k(name: str) -> None:
+    """Parts that end with a tile, within one, and where the last one has one vector."""
+    case = STREAMED[name]
+    for way, schedule in IN_PARTS.items():
+        parts, tile = schedule.cluster, schedule.tile_k
+        for rows, inner, cols in (
+            (15, parts * tile, 16),
+            (17, 2 * parts * tile - 8, 40),
+            (1, (parts - 1) * tile + 8, 8),
+        ):
+            [program] = build_many([case.module((rows, inner, cols), schedule)])
+            assert not ran(case, program, (rows, inner, cols), pad=8, seed=2), (way, rows, inner, cols)
+
+
 def test_a_row_has_the_same_bits_beside_any_other_rows() -> None:
     case, bits = STREAMED["linear"], []
     rng = np.random.default_rng(0)
