@@ -24,7 +24,9 @@ SCHEDULERS = 4  # of an SM: a warp instruction each a clock
 SHARED_BYTES = 128  # of shared memory, a clock
 BARRIER = 150  # clocks from one step to the next of a block, which other blocks on its SM fill
 STEP = 40  # instructions of a thread beside products and accesses, a step
-MEETING = 1500  # clocks until the first block of a cluster has what the others hand on
+MEETING = 900  # clocks until the first block of a cluster has what another one hands on
+HANDED = 0.14  # ... and for each number
+FILLED = 0.9  # of the SMs, what clusters of more than two fill: groups of SMs hold no whole number of them
 A_VECTOR = 4  # instructions of a thread for a vector on its way to shared memory
 UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
 
@@ -33,10 +35,11 @@ def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int
     """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
     plan = tile_problem_plan(problem, s)
     steps = -(-plan.part // plan.fragment.depth)
-    held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) * plan.parts // device.sm_count)
+    filled = device.sm_count if plan.parts <= 2 else int(FILLED * device.sm_count)
+    held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) * plan.parts // filled)
     rounds, rest = divmod(busiest, held)
     last = _step(plan, rest, device) if rest else 0.0
-    behind = plan.fragment.behind + (MEETING if plan.parts > 1 else 0.0)
+    behind = plan.fragment.behind + MEETING * (plan.parts - 1) + HANDED * plan.handed_floats
     loops = rounds * steps * _step(plan, held, device) + steps * last
     return busiest * _looks(plan) + loops + (rounds + (rest > 0)) * behind
 

@@ -28,7 +28,7 @@ FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
-MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 40.0, 7.0, 4.0
+MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
 _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Fragment.MMA)
 
 
@@ -307,7 +307,7 @@ class Streamed(TensorCores):
     moved = ()
     moves = False
     busy_warps = 0
-    l2_bytes = 40.0
+    l2_bytes = 53.0
 
     def refusal(self) -> str | None:
         s, cut = self.schedule, self.cut

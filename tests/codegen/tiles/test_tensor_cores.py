@@ -106,7 +106,7 @@ STREAMS = {
     "a warp": STRAIGHT.varied(thread_m=2),
     "eight lines": STRAIGHT.varied(tile_m=8, tile_n=32, tile_k=128, thread_m=1),
     "early": STRAIGHT.varied(thread_m=2, dependent_launch=DependentLaunch.START),
-    "two vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=64, thread_m=1, thread_n=2),
+    "four vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=128, thread_m=1, thread_n=2),
     "broad": STRAIGHT.varied(tile_m=64, tile_n=64, thread_m=16, thread_n=2),
 }
 LONG = ((15, 64, 16), (17, 72, 24), (1, 8, 8), (16, 32, 16), (33, 520, 40), (0, 16, 8))
@@ -114,7 +114,7 @@ LONG = ((15, 64, 16), (17, 72, 24), (1, 8, 8), (16, 32, 16), (33, 520, 40), (0, 
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_factors_straight_from_memory_are_right_on_both_sides_of_every_edge(name: str) -> None:
-    for way in STREAMS if name == "linear" else ("two warps", "two vectors ahead"):
+    for way in STREAMS if name == "linear" else ("two warps", "four vectors ahead"):
         programs = build_many([STREAMED[name].module(sizes, STREAMS[way]) for sizes in LONG])
         for program, sizes in zip(programs, LONG, strict=True):
             assert not ran(STREAMED[name], program, sizes, pad=8, seed=2), (way, sizes)
@@ -122,7 +122,7 @@ def test_factors_straight_from_memory_are_right_on_both_sides_of_every_edge(name
 
 IN_PARTS = {
     "streamed": STREAMS["two warps"].varied(cluster=2),
-    "streamed, early": STREAMS["two vectors ahead"].varied(cluster=4, dependent_launch=DependentLaunch.START),
+    "streamed, early": STREAMS["four vectors ahead"].varied(cluster=4, dependent_launch=DependentLaunch.START),
     "copied": AHEAD.varied(cluster=2),
     "by registers": WARP.varied(stages=2, vector=8, cluster=4, **FOUR),
 }
@@ -148,7 +148,7 @@ def test_a_row_has_the_same_bits_beside_any_other_rows() -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((40, 136), (24, 136)))
     for rows in (1, 3, 40):
-        [program] = build_many([case.module((rows, 136, 24), STREAMS["two vectors ahead"])])
+        [program] = build_many([case.module((rows, 136, 24), STREAMS["four vectors ahead"])])
         y = np.full((rows, 24), np.nan, np.float32)
         assert not program.run({"x": x[:rows].copy(), "w": w, "y": y}, rows=rows, cols=24, inner=136, seed=rows).faults
         bits.append(y[0].tobytes())
