@@ -318,10 +318,10 @@ TABLE: tuple[Knob, ...] = (
         values=(1, 2, 4, 8, 16),
         plain=1,
         group=Group.CUT,
-        meaning="blocks that share one row",
+        meaning="blocks that share one row, or the sums of one tile",
         forward=(1, 2, 4, 8, 16),
         backward=(1, 2, 4, 8),
-        words={"": "blocks of a cluster share a row through distributed shared memory"},
+        words={"": "blocks of a cluster share a row, or a tile's k, through distributed shared memory"},
         least_arch={"2": 90, "4": 90, "8": 90, "16": 90},
     ),
     Knob(

@@ -65,8 +65,8 @@ class TilePlan:
     @property
     def part(self) -> int:
         """Of k, what a block sums: whole tiles."""
-        s = self.schedule
-        return -(-self.size(self.cut.k) // (self.parts * s.tile_k)) * s.tile_k
+        tile = max(1, self.schedule.tile_k)
+        return -(-self.size(self.cut.k) // (self.parts * tile)) * tile
 
     @property
     def handed_floats(self) -> int:
