@@ -213,6 +213,7 @@ class TensorCores(Simt):
     held_bytes = 2
     busy_warps = 6
     l2_bytes = 36.0
+    wait = 1400.0
 
     def fmas(self, device: Device) -> float:
         return device.mma_fmas
