@@ -47,7 +47,7 @@ class StreamedText(SimtText):
         side = self.sides[1]
         lines: list[Statement] = [Let("const int", side.index, self.line(side))]
         place = {side.axis: side.index, side.k: "k"}
-        lines += [Do(f"to_l2({self.access.address(load.tensor, place)})") for load in side.side.loads]
+        lines += [Do(f"ask_l2({self.access.address(load.tensor, place)})") for load in side.side.loads]
         inside = f"k < {self.access.end(side.k)}"
         over = loop("i", f"kTile{side.letter} / {LINES}", lines, unroll=UNROLL)
         body: list[Statement] = [Let("const int", "k", self.place(self.first)), If(inside, (over,))]
