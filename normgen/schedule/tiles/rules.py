@@ -35,7 +35,7 @@ def cut(_: Problem, s: Schedule, __: Device) -> str | None:
 def grid(problem: Problem, s: Schedule, _: Device) -> str | None:
     cut, sizes = contraction(problem), problem.sizes
     blocks = -(-sizes.along(cut.m) // s.tile_m) * -(-sizes.along(cut.n) // s.tile_n)
-    if blocks > MOST_BLOCKS:
+    if blocks > MOST_BLOCKS // s.cluster:
         return f"a launch has at most {MOST_BLOCKS} blocks, and {blocks} tiles have one each: larger tiles"
     return None
 
