@@ -57,7 +57,7 @@ def test_it_is_on_the_average() -> None:
 
 @pytest.mark.parametrize("name", DECODE)
 def test_the_model_predicts_the_time_of_every_streamed_schedule(name: str) -> None:
-    """From 11 to 150 us: within a fifth on the average, and in the order of the trials where memory is not the bound."""
+    """11 to 150 us: within a fifth on the average, and in the order of the trials where memory is not the bound."""
     problem, trials = asked(DECODE[name]), DECODE[name]["trials"]
     timed = {schedule: us for text, us in trials.items() if (schedule := changed(Schedule(), text)).hold is Hold.RELOAD}
     known = [schedule for schedule in timed if refusal(problem, schedule, H200) is None]
