@@ -66,10 +66,12 @@ LINEAR_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]')  # lines 
 STREAM: dict[str, Any] = {"hold": "reload", "fragment": "mma", "vector": 8, "tile_m": 16, "tile_n": 32, "tile_k": 32}
 STREAM |= {"thread_m": 1, "thread_n": 4}
 BACK = problem(direction="backward", gradients=["w"])
+BACK_16 = problem(dtype="bf16", direction="backward", gradients=["w"])
 ADDED = problem_for(load("linear_add_rms"), shape="256x512", inner=128, dtype="bf16")
 CAST_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="cast(exp(x), w) @ w + bias")
 REFUSED = {
-    "lines across": (OF_16_BITS, STREAM, "lines along inner of both sides"),
+    "lines across": (OF_16_BITS, STREAM, "64 columns of a line across inner"),
+    "rows across": (BACK_16, STREAM, "lines along rows of the side"),
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
     "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),
     "f32 straight": (problem("16x512", order='["cols", "inner"]'), STREAM | {"vector": 4}, "stored or cast"),

@@ -9,7 +9,7 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.fragment import SimtText
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.program.ir import Load
-from normgen.schedule.tiles.fragment import PAD, VECTOR, WARP
+from normgen.schedule.tiles.fragment import ACROSS, PAD, VECTOR, WARP
 
 LINES = 8  # of a matrix
 K_LANES = 4  # lanes that share a line
@@ -19,7 +19,11 @@ TOGETHER = 2
 
 
 class StreamedText(SimtText):
-    """A lane reads 16 bytes along k of lines 8 apart: factors of two steps, and the same k of both sides."""
+    """A lane reads 16 bytes along k of lines 8 apart: factors of two steps, and the same k of both sides.
+
+    Of a side along n that lies across k a lane reads 16 bytes of each of these 8 lines, 8 columns: two neighbouring
+    lines have the pairs of k that an instruction multiplies, of two columns, which are two lines of its matrix.
+    """
 
     said = ("Warps share k, and multiply by tensor cores.",)
 
@@ -46,7 +50,7 @@ class StreamedText(SimtText):
             return []
         side = self.sides[1]
         lines: list[Statement] = [Let("const int", side.index, self.line(side))]
-        place = {side.axis: side.index, side.k: "k"}
+        place = {side.axis: side.index, side.k: "k" if side.lies_deep else f"k + i % {VECTOR}"}
         lines += [Do(f"ask_l2({self.access.address(load.tensor, place)})") for load in side.side.loads]
         inside = f"k < {self.access.end(side.k)}"
         over = loop("i", f"kTile{side.letter} / {LINES}", lines, unroll=UNROLL)
@@ -100,7 +104,8 @@ class StreamedText(SimtText):
         """
         found: list[Statement] = []
         for side in reversed(self.sides):
-            lines: list[Statement] = [Let("const int", "k", self.place("k0", "(first + ahead)"))]
+            own = self.place("k0", "(first + ahead)") + ("" if side.lies_deep else f" + i % {VECTOR}")
+            lines: list[Statement] = [Let("const int", "k", own)]
             hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
             inside = self.access.inside({side.k: "k"})
             for load in side.loads:
@@ -116,6 +121,8 @@ class StreamedText(SimtText):
     def line(self, side: SideText) -> str:
         """The line that a lane reads."""
         own, last = f"{side.index}0 + {LINES} * i + line", f"{self.access.end(side.axis)} - 1"
+        if not side.lies_deep:  # columns: a whole vector of them
+            own, last = f"{side.index}0 + i / {VECTOR} * {ACROSS} + line * kVector", f"{last[:-1]}kVector"
         inside = f"min({own}, {last})"
         return f"kWhole{side.letter} ? {own} : {inside}" if self.plan.is_fixed(side.axis) else inside
 
@@ -123,13 +130,21 @@ class StreamedText(SimtText):
         """Two steps of 16 along k for each vector: halves of it, of both sides the same."""
         added, mma = list[Statement](), f"mma_{self.plan.fragment.dtype.name}"
         for total, x, y in self.factors():
-            left = ", ".join(f"{y}_vec[ahead][2 * j + {i % 2}].bits[2 * step + {i // 2}]" for i in range(4))
+            left = ", ".join(self.matrix(y))
             part = f"{total}_part[j][i]"
             of_m = Do(f"{mma}({y}_lines, &{x}_vec[ahead][i].bits[2 * step], &{part}[0], &{part}[2])")
             over_m = loop("i", f"kTileM / {LINES}", [of_m], unroll=UNROLL)
             added += [Do(f"const unsigned {y}_lines[4] = {{{left}}}"), over_m]
         over_n = loop("j", "kTileN / 16", added, unroll=UNROLL)
         return loop("step", "2", [over_n], unroll=UNROLL)
+
+    def matrix(self, y: str) -> list[str]:
+        """A lane's four registers of the instruction's left matrix: two lines, each with two pairs along k."""
+        if self.sides[1].lies_deep:
+            return [f"{y}_vec[ahead][2 * j + {i % 2}].bits[2 * step + {i // 2}]" for i in range(4)]
+        line = y + "_vec[ahead][j / 4 * 8 + 4 * step + {}].bits[j % 4]"
+        return [f"{('low', 'high')[i % 2]}_halves({line.format(i // 2 * 2)}, {line.format(i // 2 * 2 + 1)})"
+                for i in range(4)]  # fmt: skip
 
     # ---- what rides along --------------------------------------------------------------------------------------
 
@@ -167,7 +182,9 @@ class StreamedText(SimtText):
             start = f"{reduce.names[0]}_left + {K_LANES} * kWarps * kTileM"
         m = f"{LINES} * i + lane % {K_LANES} * 2 + e % 2"
         cell = "_left[(warp * kTileM + {}) * (kTileN + kPad) + {}]"
-        put = [Set(name + cell.format(m, "16 * j + line + e / 2 * 8"), f"{name}_part[j][i][e]") for name in names]
+        deep, flat = "16 * j + line + e / 2 * 8", f"j / 4 * {ACROSS} + line * kVector + j % 4 * 2 + e / 2"
+        column = deep if self.sides[1].lies_deep else flat
+        put = [Set(name + cell.format(m, column), f"{name}_part[j][i][e]") for name in names]
         over_m = loop("i", f"kTileM / {LINES}", [loop("e", "4", put, unroll=UNROLL)], unroll=UNROLL)
         at = f"(warp * {K_LANES} + lane % {K_LANES}) * kTileM + {LINES} * i + line"
         ridden = [Set(f"{r.names[0]}_left[{at}]", f"{r.names[0]}_own[i]") for r in riding]

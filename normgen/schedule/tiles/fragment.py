@@ -27,6 +27,7 @@ TENSOR_TYPES = (F16, BF16)
 FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
+ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
 MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
 _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Fragment.MMA)
@@ -298,7 +299,7 @@ class Mma(TensorCores):
 
 
 class Streamed(TensorCores):
-    """16 bits straight from memory to registers, of sides whose lines lie along k: for few lines along m.
+    """16 bits straight from memory to registers, for few lines along m, which lie along k.
 
     A lane reads 16 bytes of a line, two steps of the instruction, whose left matrix is of the side along n, 16 lines,
     and whose right one is of the side along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through
@@ -318,8 +319,10 @@ class Streamed(TensorCores):
         others = any(side.maps or not ld.kind.is_matrix for side in cut.sides for ld in side.loads)
         if computed or others or cut.ahead or cut.right.riding:
             return "factors that come straight from memory are as they are stored: hold = shared for others"
-        if not all(map(self.lies_deep, cut.sides)):
-            return f"lanes read lines along {cut.k} of both sides from memory: hold = shared, or another layout"
+        if not self.lies_deep(cut.left):
+            return f"lanes read lines along {cut.k} of the side of {cut.m}: hold = shared, or another layout"
+        if not self.lies_deep(cut.right) and s.tile_n % ACROSS:
+            return f"lanes read {ACROSS} columns of a line across {cut.k}: tile_n, or hold = shared"
         if s.vector != VECTOR:
             return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"
         if s.tile_k % (WARP // 8 * VECTOR):

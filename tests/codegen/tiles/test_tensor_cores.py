@@ -120,6 +120,22 @@ def test_factors_straight_from_memory_are_right_on_both_sides_of_every_edge(name
             assert not ran(STREAMED[name], program, sizes, pad=8, seed=2), (way, sizes)
 
 
+ACROSS = {
+    "a warp": STRAIGHT.varied(tile_m=8, tile_n=64, thread_m=4, thread_n=4),
+    "two vectors ahead": STRAIGHT.varied(tile_n=128, tile_k=64, thread_m=2, thread_n=4),
+    "early parts": STRAIGHT.varied(tile_n=64, thread_m=4, cluster=2, dependent_launch=DependentLaunch.START),
+}
+
+
+@pytest.mark.parametrize("name", ["linear", "linear, f16", "two sums", "squares beside the products", "added to y"])
+def test_a_matrix_across_k_is_read_by_columns(name: str) -> None:
+    case = OF_TENSORS[name]
+    for way in ACROSS if name == "linear" else ("two vectors ahead", "early parts"):
+        for sizes in ((15, 64, 16), (17, 72, 136), (1, 40, 8), (9, 520, 72)):
+            [program] = build_many([case.module(sizes, ACROSS[way])])
+            assert not ran(case, program, sizes, pad=8, seed=2), (way, sizes)
+
+
 IN_PARTS = {
     "streamed": STREAMS["two warps"].varied(cluster=2),
     "streamed, early": STREAMS["four vectors ahead"].varied(cluster=4, dependent_launch=DependentLaunch.START),

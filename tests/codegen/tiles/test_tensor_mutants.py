@@ -11,7 +11,7 @@ from normgen.cpu import build_many, find_compiler
 from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
 from tests.codegen.tiles.handmade import Case, Sizes, ran
 from tests.codegen.tiles.test_mutants import wrong
-from tests.codegen.tiles.test_tensor_cores import FOUR, STREAMS, WAYS
+from tests.codegen.tiles.test_tensor_cores import ACROSS, FOUR, STREAMS, WAYS
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 SYNC = "__syncthreads();"
@@ -154,6 +154,26 @@ def test_whatever_is_wrong_in_a_kernel_that_streams_shows(name: str) -> None:
     assert not survivors(
         case, {sizes: case.module(sizes, way) for sizes in ((40, 2120, 72), (17, 264, 40))}, STRAIGHT[name]
     )
+
+
+# ... of a matrix across k.
+COLUMNS = [
+    ("+ i % 8", ""),
+    ("min(n0 + i / 8 * 64", "min(n0 + i / 8 * 32"),
+    ("64 + line * kVector, kCols - kVector", "64 + line * kVector, kCols"),
+    ("low_halves(w", "high_halves(w"),
+    ("high_halves(w", "low_halves(w"),
+    ("4 * step + 3", "4 * step + 2"),
+    ("j / 4 * 8 + 4 * step", "4 * step"),
+    (".bits[j % 4]", ".bits[0]"),
+    ("j / 4 * 64 + line * kVector", "j / 4 * 64 + line"),
+    ("2 + e / 2]", "2]"),
+]
+
+
+def test_whatever_is_wrong_in_columns_of_a_matrix_across_k_shows() -> None:
+    case, way = OF_TENSORS["linear"], ACROSS["two vectors ahead"]
+    assert not survivors(case, {sizes: case.module(sizes, way) for sizes in ((17, 520, 136), (9, 264, 72))}, COLUMNS)
 
 
 # ... of blocks that share k.
