@@ -41,8 +41,10 @@ class StreamedText(SimtText):
         ]
 
     def lanes(self) -> list[Statement]:
-        said = Comment("A lane reads 8 elements along k, of every eighth line.")
-        return [*super().lanes(), said, Let("const int", "line", f"lane / {K_LANES}")]
+        said = "A lane reads 8 elements along k, of every eighth line."
+        if not self.sides[1].lies_deep:
+            said = f"{said[:-1]} of m, and of these 8 lines of the other side 8 columns."
+        return [*super().lanes(), Comment(said), Let("const int", "line", f"lane / {K_LANES}")]
 
     def asked(self) -> list[Statement]:
         """The first vectors of the side that comes from memory."""
@@ -119,11 +121,12 @@ class StreamedText(SimtText):
         return found
 
     def line(self, side: SideText) -> str:
-        """The line that a lane reads."""
-        own, last = f"{side.index}0 + {LINES} * i + line", f"{self.access.end(side.axis)} - 1"
-        if not side.lies_deep:  # columns: a whole vector of them
-            own, last = f"{side.index}0 + i / {VECTOR} * {ACROSS} + line * kVector", f"{last[:-1]}kVector"
-        inside = f"min({own}, {last})"
+        """The line that a lane reads, or the first of its columns."""
+        own, width = f"{LINES} * i + line", "1"
+        if not side.lies_deep:
+            own, width = f"i / {VECTOR} * {ACROSS} + line * kVector", "kVector"
+        own = f"{side.index}0 + {own}"
+        inside = f"min({own}, {self.access.end(side.axis)} - {width})"
         return f"kWhole{side.letter} ? {own} : {inside}" if self.plan.is_fixed(side.axis) else inside
 
     def multiply_vectors(self) -> Statement:

@@ -5,7 +5,8 @@ an SM holds at once:
 
     issue    warp instructions over four schedulers: fmas, reads of their factors, the way of the next tile
     shared   128 bytes a clock: what lanes read together, and what is written
-    arrival  the latency of memory over the tiles that are asked for ahead, or an SM's share of what L2 gives
+    arrival  the latency of memory over the tiles that are asked for ahead, or an SM's share of what L2 gives; of
+             streamed products also what a warp alone takes to ask for its vectors and to multiply them
 
 What memory gives all SMs is the same for all schedules of a problem, which reads each side's tensors once.
 """

@@ -301,9 +301,10 @@ class Mma(TensorCores):
 class Streamed(TensorCores):
     """16 bits straight from memory to registers, for few lines along m, which lie along k.
 
-    A lane reads 16 bytes of a line, two steps of the instruction, whose left matrix is of the side along n, 16 lines,
-    and whose right one is of the side along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through
-    shared memory in the order of their numbers: a result depends on no other line.
+    A lane reads 16 bytes of a line, two steps of the instruction; of a side that lies across k it reads 8 columns of
+    each of as many lines. The instruction's left matrix is of the side along n, 16 lines, its right one of the side
+    along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through shared memory in the order of their
+    numbers: a result depends on no other line.
     """
 
     moved = ()
