@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source, inverse_of
+from normgen.codegen.module import Boxes, KernelEntry, Launch, Module, Param, Source, inverse_of
 from normgen.cuda.cubin import Cubin, entries_of, symbol_of
 from normgen.cuda.driver import OnDevice, check, driver, sm_count
 from normgen.cuda.stream import Stream
@@ -23,6 +23,27 @@ from normgen.errors import NormgenError
 
 _STATIC_SHARED_LIMIT = 48 << 10  # above it, dynamic shared memory must be asked for
 _PORTABLE_CLUSTER = 8
+MAP_BYTES = 128  # of a CUtensorMap
+
+
+def encoded(boxes: Boxes, pointer: int, pitch: int, line: int, lines: int) -> bytes:
+    """A tensor map: of lines of so many elements of 16 bits, a pitch apart, whose boxes are swizzled."""
+    bindings = driver()
+    word, count = bindings.cuuint64_t, bindings.cuuint32_t
+    answer = bindings.cuTensorMapEncodeTiled(
+        bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        2,
+        pointer,
+        [word(line), word(lines)],
+        [word(pitch * 2)],
+        [count(boxes.line[1]), count(boxes.lines[1])],
+        [count(1), count(1)],
+        bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        bindings.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        bindings.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return bytes(ctypes.string_at(int(check(answer, "encode a tensor map").getPtr()), MAP_BYTES))
 
 
 def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any]:
@@ -194,6 +215,7 @@ def interned(module: Module, cubin: Cubin, *, device: int = 0) -> LoadedModule:
 
 _CELLS: dict[Source, Any] = {
     Source.TENSOR: ctypes.c_void_p,
+    Source.TENSOR_MAP: ctypes.c_ubyte * MAP_BYTES,
     Source.PITCH: ctypes.c_longlong,
     Source.ROWS: ctypes.c_int,
     Source.COLS: ctypes.c_int,
@@ -227,6 +249,9 @@ class BoundLaunch:
         self._grids = [0] * len(self._launches)
         self._pointers = {key: cell for (source, key, _), cell in self._cells.items() if source is Source.TENSOR}
         self._pitches = {key: cell for (source, key, _), cell in self._cells.items() if source is Source.PITCH}
+        params = dict.fromkeys(param for kernel, _, _ in self._launches for param in kernel.kernel.params)
+        self._maps = [(param.key, param.boxes, self._cell(param)) for param in params if param.boxes]
+        self._mapped: dict[str, tuple[Any, ...]] = {}
 
     def set(
         self,
@@ -299,6 +324,7 @@ class BoundLaunch:
         The device's context must be current (`OnDevice`).
         """
         queue = int(stream)
+        self._encode()
         for (kernel, _, config), address, grid in zip(self._launches, self._addresses, self._grids, strict=True):
             if not grid:
                 continue
@@ -326,9 +352,20 @@ class BoundLaunch:
 
     def packed(self) -> tuple[bytes, bytes]:
         """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64)."""
+        self._encode()
         params = (param for kernel, _, _ in self._launches for param in kernel.kernel.params)
         cells = (bytes(self._cell(param)).ljust(8, b"\0") for param in params)
         return b"".join(cells), array("q", self._grids).tobytes()
+
+    def _encode(self) -> None:
+        """Tensor maps of addresses, pitches and sizes as they are now: one is encoded once for all launches alike."""
+        sizes = {Source.ROWS: self._rows, Source.COLS: self._lengths["cols"], Source.INNER: self._lengths["inner"]}
+        for key, boxes, cell in self._maps:
+            place = (self._pointers[key].value, self._pitches[key].value)
+            facts = (*place, sizes[boxes.line[0]], sizes[boxes.lines[0]])
+            if self._mapped.get(key) != facts and place[0]:
+                ctypes.memmove(cell, encoded(boxes, *facts), MAP_BYTES)
+                self._mapped[key] = facts
 
     def _pack(self, params: tuple[Param, ...]) -> Any:
         cells = [self._cell(param) for param in params]

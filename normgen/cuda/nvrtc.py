@@ -80,6 +80,11 @@ def supported_archs() -> tuple[int, ...]:
     return tuple(sorted(_checked(_nvrtc().nvrtcGetSupportedArchs())))
 
 
+def target(arch: int, text: str) -> str:
+    """The architecture that a text is compiled for: instructions that one alone has ask for its own target."""
+    return f"sm_{arch}a" if "wgmma.mma_async" in text else f"sm_{arch}"
+
+
 def library_path() -> str:
     """The file NVRTC was loaded from ("" when the loader does not tell)."""
     _nvrtc()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import Do, For, If, Let, Set, Statement, loop, when
@@ -15,16 +15,20 @@ WIDTH = "kWidth"  # elements of a vector of the result
 
 
 class Epilogue:
-    """Rows of a thread's tile one after another, in each the vectors that it owns there."""
+    """Rows of a thread's tile one after another, in each the vectors that it owns there.
 
-    def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
-        self.access, self.plan, self.reduced = access, access.plan, reduced
+    pieces  what a thread gets whole vectors of its sums by, of all its rows: then these are the loop inside
+    """
+
+    def __init__(self, access: TileAccess, reduced: ReducedText | None, pieces: Sequence[Statement] = ()) -> None:
+        self.access, self.plan, self.reduced, self.pieces = access, access.plan, reduced, pieces
         cut = self.plan.cut
         self.m, self.n = cut.m, cut.n
         self.at = {cut.m: "m", cut.n: "n"}
         kinds = value_kinds(self.plan.program)
         self.axes = {name: {*kind.axes} for name, kind in kinds.items()}
-        texts = {r.names[0]: f"{r.names[0]}_sum[i][j + e]" for r in cut.sums}
+        at = "piece[i][e]" if pieces else "sum[i][j + e]"
+        texts = {r.names[0]: f"{r.names[0]}_{at}" for r in cut.sums}
         texts |= {r.names[0]: f"{r.names[0]}_all[i]" for r in cut.left.riding}
         texts |= {r.names[0]: f"{r.names[0]}_all[j + e]" for r in cut.right.riding}
         place = "all[i]" if self.plan.is_online else "found[own_m(i)]"
@@ -45,12 +49,15 @@ class Epilogue:
         elements = [s for s in epilogue if self.n in self._axes_of(s)]
         inside_m, inside_n = (self.access.inside({axis: index}) for axis, index in self.at.items())
         vectors = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
-        over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
+        head = f"for (int j = 0; j < kThreadN; j += {WIDTH})"
+        over_n = vectors if self.pieces else (For(head, vectors, UNROLL),)
         start, end = (self.reduced.start_row(), self.reduced.end_row()) if self.reduced else ([], [])
-        body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
+        body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, *over_n, *end))
         before = self.reduced.start() if self.reduced else []
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
-        return [*self._scalars([*epilogue, *finish]), *before, loop("i", "kThreadM", body, unroll=UNROLL)]
+        over_m = loop("i", "kThreadM", body, unroll=UNROLL)
+        whole = For(head, (*self.pieces, over_m), UNROLL) if self.pieces else over_m
+        return [*self._scalars([*epilogue, *finish]), *before, whole]
 
     def _axes_of(self, step: Load | Map | Store | Reduce) -> set[str]:
         """Along which it is computed: reduced is each element."""

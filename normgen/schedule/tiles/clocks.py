@@ -21,7 +21,6 @@ WARP = 32
 SCHEDULERS = 4  # of an SM: a warp instruction each a clock
 SHARED_BYTES = 128  # of shared memory, a clock
 LATENCY = 800  # clocks from asking L2 or memory for a tile until it has arrived
-BARRIER = 150  # clocks from one step to the next of a block, which other blocks on its SM fill
 STEP = 40  # instructions of a thread beside products and accesses, a step
 A_VECTOR = 4  # instructions of a thread for a vector on its way to shared memory
 UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
@@ -34,7 +33,8 @@ def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int
     held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) // device.sm_count)
     rounds, rest = divmod(busiest, held)
     last = _step(plan, rest, device) if rest else 0.0
-    return busiest * _looks(plan) + rounds * steps * _step(plan, held, device) + steps * last
+    beside = busiest * (_looks(plan) + plan.fragment.tile_clocks)
+    return beside + rounds * steps * _step(plan, held, device) + steps * last
 
 
 def tiles_of(problem: Problem, s: Schedule) -> int:
@@ -76,7 +76,7 @@ def expected_registers(plan: TilePlan) -> int:
     """Of a thread, before the compiler says."""
     s = plan.schedule
     need = plan.held_registers + OTHER_REGISTERS
-    bound = min(255, 65536 // s.threads // max(1, s.blocks_per_sm))
+    bound = min(255, 65536 // plan.threads // max(1, s.blocks_per_sm))
     return min(bound, need if s.blocks_per_sm else int(need * UNBOUND))
 
 
@@ -84,8 +84,10 @@ def resident(plan: TilePlan, device: Device, registers: int | None = None) -> in
     """Blocks that fit an SM at once."""
     s = plan.schedule
     a_warp = -(-(registers or expected_registers(plan)) * WARP // 256) * 256
-    by_registers = device.registers_per_sm // (a_warp * -(-s.threads // WARP))
+    by_registers = device.registers_per_sm // (a_warp * -(-plan.threads // WARP))
     by_shared = device.shared_per_sm // (plan.shared_bytes + 1024)
+    if plan.fragment.resident:
+        return plan.fragment.resident
     return max(1, min(by_registers, by_shared, device.threads_per_sm // s.threads, device.blocks_per_sm))
 
 
@@ -103,7 +105,7 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
-    busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
+    busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + plan.fragment.step_clocks / blocks
     busy = max(busy, blocks * _asked(plan) * plan.fragment.depth / plan.fragment.l2_bytes)
     return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
 
