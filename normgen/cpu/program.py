@@ -22,6 +22,7 @@ from normgen.errors import UsageError
 
 WORKSPACE = "the workspace"  # no tensor has a space in its name
 TOGETHER = 255  # blocks that are alive at a time (shim/runtime/runtime.h)
+MAP_WORDS = 16  # of a tensor map (shim/include/normgen_cpu.h), of which the first six say all
 CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
@@ -223,6 +224,12 @@ def _argument(
     if param.source is Source.TENSOR or param.source is Source.WORKSPACE:
         tensor = values.get(key)
         return ctypes.c_void_p(tensor.address + param.offset if tensor is not None else None)
+    if param.boxes is not None:
+        tensor = values.get(key)
+        assert tensor is not None, "a side of a product is there"
+        (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
+        words = (tensor.address, tensor.pitch_bytes, sizes[line], sizes[along], elements, lines)
+        return (ctypes.c_ulonglong * MAP_WORDS)(*words)
     if param.source is Source.PITCH:
         tensor = values.get(key)
         return _number(param, tensor.pitch if tensor is not None else 0)
