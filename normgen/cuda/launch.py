@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from normgen.codegen.module import Boxes, KernelEntry, Launch, Module, Param, Source, inverse_of
+from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source, inverse_of
 from normgen.cuda.cubin import Cubin, entries_of, symbol_of
 from normgen.cuda.driver import OnDevice, check, driver, sm_count
 from normgen.cuda.stream import Stream
@@ -24,19 +24,20 @@ from normgen.errors import NormgenError
 _STATIC_SHARED_LIMIT = 48 << 10  # above it, dynamic shared memory must be asked for
 _PORTABLE_CLUSTER = 8
 MAP_BYTES = 128  # of a CUtensorMap
+MAP_CELLS = 6  # of what it is encoded of
 
 
-def encoded(boxes: Boxes, pointer: int, pitch: int, line: int, lines: int) -> bytes:
+def encoded(address: int, pitch_bytes: int, line: int, lines: int, *box: int) -> bytes:
     """A tensor map: of lines of so many elements of 16 bits, a pitch apart, whose boxes are swizzled."""
     bindings = driver()
     word, count = bindings.cuuint64_t, bindings.cuuint32_t
     answer = bindings.cuTensorMapEncodeTiled(
         bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
         2,
-        pointer,
+        address,
         [word(line), word(lines)],
-        [word(pitch * 2)],
-        [count(boxes.line[1]), count(boxes.lines[1])],
+        [word(pitch_bytes)],
+        [count(elements) for elements in box],
         [count(1), count(1)],
         bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -250,8 +251,8 @@ class BoundLaunch:
         self._pointers = {key: cell for (source, key, _), cell in self._cells.items() if source is Source.TENSOR}
         self._pitches = {key: cell for (source, key, _), cell in self._cells.items() if source is Source.PITCH}
         params = dict.fromkeys(param for kernel, _, _ in self._launches for param in kernel.kernel.params)
-        self._maps = [(param.key, param.boxes, self._cell(param)) for param in params if param.boxes]
-        self._mapped: dict[str, tuple[Any, ...]] = {}
+        self._maps = [param for param in params if param.boxes]
+        self._mapped: dict[str, bytes] = {}
 
     def set(
         self,
@@ -351,21 +352,34 @@ class BoundLaunch:
             yield kernel.handle, launch.threads, launch.cluster, launch.shared_bytes, how, params
 
     def packed(self) -> tuple[bytes, bytes]:
-        """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64)."""
-        self._encode()
+        """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64).
+
+        Of a tensor map they are what it is encoded of: MAP_CELLS of them.
+        """
         params = (param for kernel, _, _ in self._launches for param in kernel.kernel.params)
-        cells = (bytes(self._cell(param)).ljust(8, b"\0") for param in params)
+        cells = (self._facts(p) if p.boxes else bytes(self._cell(p)).ljust(8, b"\0") for p in params)
         return b"".join(cells), array("q", self._grids).tobytes()
+
+    def _facts(self, param: Param) -> bytes:
+        """Address, bytes of a pitch, elements of a line, lines, both of a box."""
+        assert param.boxes is not None
+        (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
+        sizes, address = self._sizes, self._pointers[param.key].value or 0
+        return array(
+            "q", [address, 2 * self._pitches[param.key].value, sizes[line], sizes[along], elements, lines]
+        ).tobytes()
 
     def _encode(self) -> None:
         """Tensor maps of addresses, pitches and sizes as they are now: one is encoded once for all launches alike."""
-        sizes = {Source.ROWS: self._rows, Source.COLS: self._lengths["cols"], Source.INNER: self._lengths["inner"]}
-        for key, boxes, cell in self._maps:
-            place = (self._pointers[key].value, self._pitches[key].value)
-            facts = (*place, sizes[boxes.line[0]], sizes[boxes.lines[0]])
-            if self._mapped.get(key) != facts and place[0]:
-                ctypes.memmove(cell, encoded(boxes, *facts), MAP_BYTES)
-                self._mapped[key] = facts
+        for param in self._maps:
+            facts = self._facts(param)
+            if self._mapped.get(param.key) != facts and any(self._grids):
+                ctypes.memmove(self._cell(param), encoded(*array("q", facts)), MAP_BYTES)
+                self._mapped[param.key] = facts
+
+    @property
+    def _sizes(self) -> dict[Source, int]:
+        return {Source.ROWS: self._rows, Source.COLS: self._lengths["cols"], Source.INNER: self._lengths["inner"]}
 
     def _pack(self, params: tuple[Param, ...]) -> Any:
         cells = [self._cell(param) for param in params]

@@ -50,7 +50,8 @@ def test_teams_own_their_part_of_any_tile(way: str) -> None:
             assert not ran(STREAMED[name], program, sizes, pad=8, seed=2), (name, sizes)
 
 
-SIZES: tuple[Sizes, ...] = ((1240, 328, 200), (72, 104, 72))  # the first: 10 x 4 tiles, six of k, on four blocks
+# Tiles of 128 x 64: 3 x 3, five of k, on four blocks; a group of lines of tiles and a part of one; one of each.
+SIZES: tuple[Sizes, ...] = ((328, 296, 136), (2184, 8, 16), (72, 104, 72))
 MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("linear", "two teams"): [
         ("__syncthreads();", ""),
@@ -108,7 +109,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("empty = full + kStages", "empty = full + 1"),
     ],
     ("two sums", "a team"): [
-        ("wgmma_bf16<kTileN>(u_part[i]", "wgmma_bf16<kTileN>(g_part[i]"),
+        ("wgmma_f16<kTileN>(u_part[i]", "wgmma_f16<kTileN>(g_part[i]"),
         ("&up_tiles[stage * kTileN * kTileK + 16", "&w_tiles[stage * kTileN * kTileK + 16"),
         ("(kTileM + 2 * kTileN)", "(kTileM + kTileN)"),
         ("&up_map", "&w_map"),

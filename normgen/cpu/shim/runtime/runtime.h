@@ -193,7 +193,7 @@ struct Mbarrier {
 struct Block;
 
 struct Request {  // what a lane waits for in a warp collective
-  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot, 3 ldmatrix, 4 mma, 5 wgmma, 6 its wait
+  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot, 3 ldmatrix, 4 mma, 5 wgmma, 6 its wait, 7 its commit
   uint32_t mask;
   int source, bytes, predicate;
   const void* in;

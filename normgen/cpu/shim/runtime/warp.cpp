@@ -78,6 +78,11 @@ void deliver_matrices(Block& block, int warp, const Request& request, uint32_t e
   if (request.kind == 3) read_matrices(lanes);
   if (request.kind == 4) multiply_matrices(lanes);
   if (request.kind == 5) start_products(block, warp, lanes);
+  if (request.kind == 7) {
+    Products& products = block.products[warp];
+    products.groups.push_back(std::move(products.open));
+    products.open.clear();
+  }
   if (request.kind == 6) {
     finish_products(block, warp, static_cast<size_t>(request.source));
     order_lanes(block, warp, expected);
@@ -174,12 +179,7 @@ NORMGEN_API void normgen_cpu_wgmma(float* sums, const void* left, const void* ri
 NORMGEN_API void normgen_cpu_wgmma_fence() { machine.current->sums_fenced = true; }
 
 NORMGEN_API void normgen_cpu_wgmma_commit() {
-  Fiber& fiber = *machine.current;
-  Products& products = fiber.block->products[fiber.warp()];
-  collective(Request{0, ~0u, 0, 0, 0, nullptr, nullptr}, NORMGEN_CALLER);
-  if (fiber.lane() != 0) return;
-  products.groups.push_back(std::move(products.open));
-  products.open.clear();
+  collective(Request{7, ~0u, 0, 0, 0, nullptr, nullptr}, NORMGEN_CALLER);
 }
 
 NORMGEN_API void normgen_cpu_wgmma_wait(int groups_left) {
