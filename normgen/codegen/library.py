@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+OF_ONE_ARCH = "wgmma.mma_async"  # of sm_90, which asks for the target sm_90a
 _HEAD, _INCLUDE = "#pragma once  // ", '#include "'
 
 
@@ -31,6 +32,11 @@ class File:
     def is_hardware(self) -> bool:
         """Whether only a GPU runs it: inline PTX, or shared memory whose size the launch decides."""
         return "asm" in self.text or "extern __shared__" in self.text
+
+    @property
+    def is_of_one_arch(self) -> bool:
+        """Whether later architectures do not have its instructions."""
+        return OF_ONE_ARCH in self.text
 
 
 @cache

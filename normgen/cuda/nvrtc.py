@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from normgen.codegen.library import OF_ONE_ARCH
 from normgen.errors import NoDeviceError
 
 _RUNTIME_HEADER = "cuda_runtime_api.h"
@@ -82,7 +83,7 @@ def supported_archs() -> tuple[int, ...]:
 
 def target(arch: int, text: str) -> str:
     """The architecture that a text is compiled for: instructions that one alone has ask for its own target."""
-    return f"sm_{arch}a" if "wgmma.mma_async" in text else f"sm_{arch}"
+    return f"sm_{arch}a" if OF_ONE_ARCH in text else f"sm_{arch}"
 
 
 def library_path() -> str:

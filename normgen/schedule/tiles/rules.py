@@ -16,6 +16,7 @@ from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
 OWN |= {"blocks_per_sm", "softmax"}
 WIDEST = 16  # bytes of an access
+MOST_ROWS_AHEAD = 4
 
 
 def cut(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -146,6 +147,8 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     """A kernel of rows has no tiles."""
     if s.tile_m or s.tile_n or s.tile_k or s.thread_m or s.thread_n:
         return "a row has no tiles: tile_m, tile_n, tile_k, thread_m and thread_n are 0"
+    if s.stages > MOST_ROWS_AHEAD:
+        return f"at most {MOST_ROWS_AHEAD} rows are in flight: stages = {MOST_ROWS_AHEAD} or less"
     if s.fragment is not Fragment.SIMT:
         return "a row has no products of matrices: fragment = simt"
     return None

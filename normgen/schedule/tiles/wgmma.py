@@ -94,6 +94,12 @@ class Wgmma(TensorCores):
         return self.most_registers
 
     @property
+    def lag(self) -> int:
+        """Stages that the second of two teams is behind the first one, of a tile that has so many."""
+        lag = self.schedule.stages // 2
+        return lag if self.teams > 1 and self.problem.sizes.along(self.cut.k) > lag * self.schedule.tile_k else 0
+
+    @property
     def barrier_bytes(self) -> int:
         return 8 * BARRIERS * self.schedule.stages
 

@@ -24,9 +24,6 @@
 struct NormgenIndex {
   unsigned x, y, z;
 };
-struct TensorMap {  // of a matrix and its boxes, in numbers: see normgen_cpu_tensor_load
-  unsigned long long words[16];
-};
 struct float16 {
   unsigned short bits;
 };

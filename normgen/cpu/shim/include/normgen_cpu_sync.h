@@ -146,8 +146,8 @@ NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity)
 NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   normgen_cpu_bulk_load(shared, global, bytes, mbarrier);
 }
-NORMGEN_INLINE void tensor_load(void* shared, const TensorMap* map, int element, int line, unsigned long long* mbarrier) {
-  normgen_cpu_tensor_load(shared, map->words, element, line, mbarrier);
+NORMGEN_INLINE void tensor_load(void* shared, const void* map, int element, int line, unsigned long long* mbarrier) {
+  normgen_cpu_tensor_load(shared, static_cast<const unsigned long long*>(map), element, line, mbarrier);
 }
 template <typename Hint>
 NORMGEN_INLINE void bulk_load_by(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
