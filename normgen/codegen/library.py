@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-OF_ONE_ARCH = "wgmma.mma_async"  # of sm_90, which asks for the target sm_90a
+from normgen.codegen.module import OF_ONE_ARCH
+
 _HEAD, _INCLUDE = "#pragma once  // ", '#include "'
 
 

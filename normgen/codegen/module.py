@@ -32,6 +32,14 @@ class Source(StrEnum):
     BLOCKS = "blocks"  # int: blocks of the module's first kernel
 
 
+OF_ONE_ARCH = "wgmma.mma_async"  # an instruction of sm_90 alone
+
+
+def target(arch: int, text: str) -> str:
+    """The architecture that a text is compiled for: instructions that one alone has ask for its own target."""
+    return f"sm_{arch}a" if OF_ONE_ARCH in text else f"sm_{arch}"
+
+
 def inverse_of(divisor: int) -> int:
     """2^64 / divisor, rounded up, with which `quotient` of the device library divides; 0 of 1 and of none."""
     return -(-(1 << 64) // divisor) if divisor > 1 else 0

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from normgen.codegen.library import OF_ONE_ARCH
 from normgen.errors import NoDeviceError
 
 _RUNTIME_HEADER = "cuda_runtime_api.h"
@@ -79,11 +78,6 @@ def version() -> tuple[int, int]:
 def supported_archs() -> tuple[int, ...]:
     """Every sm_NN the loaded NVRTC compiles for, ascending."""
     return tuple(sorted(_checked(_nvrtc().nvrtcGetSupportedArchs())))
-
-
-def target(arch: int, text: str) -> str:
-    """The architecture that a text is compiled for: instructions that one alone has ask for its own target."""
-    return f"sm_{arch}a" if OF_ONE_ARCH in text else f"sm_{arch}"
 
 
 def library_path() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
-from normgen.knobs import Hold
+from normgen.knobs import Fragment, Hold
 from normgen.problem.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
@@ -28,7 +28,12 @@ def default_of_tiles(problem: Problem, device: Device) -> Schedule:
     if contraction(problem).ahead:
         return min(legal, key=lambda s: (clocks[s], -s.stages))
     alike = [s for s in legal if clocks[s] <= ALIKE * min(clocks.values())]
-    return min(alike, key=lambda s: (asked_bytes(problem, s), clocks[s], -s.stages, -s.thread_m))
+    return min(alike, key=lambda s: (asked_bytes(problem, s), clocks[s], -s.stages, _reads(s)))
+
+
+def _reads(s: Schedule) -> int:
+    """Of tiles alike in all else, what shared memory is read less for: tall parts of threads, wide ones of teams."""
+    return s.thread_m if s.fragment is Fragment.WGMMA else -s.thread_m
 
 
 def fallbacks_of_tiles(_: Problem) -> tuple[Schedule, ...]:
