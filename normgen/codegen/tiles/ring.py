@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normgen.codegen.statements import Do, For, If, Let, Set, Statement, constant, function, loop
+from normgen.codegen.statements import Do, For, If, Let, Set, Statement, function, loop
 
 BARRIER = "unsigned long long"
 NEXT = Do("next_stage()")
@@ -58,12 +58,6 @@ class Ring:
             Set("before", "stage"),
             NEXT,
         ]
-
-    def lagging(self, lag: int) -> list[Statement]:
-        """The second team starts so many stages later, and stays behind the first one."""
-        late = If("warp >= kWarps / 2", (Do("mbarrier_wait(&full[kLag], 0)"),), alone=True)
-        said = "stages that the second team is behind: one stores results while the other one multiplies"
-        return [constant("kLag", str(lag), said), late] if lag else []
 
     def consumed(self, over_k: For) -> list[Statement]:
         free = If("lane == 0", (Do("mbarrier_arrive(&empty[before])"),), alone=True)

@@ -116,7 +116,7 @@ class WgmmaText(SimtText):
             Do(f"leave_registers<{own.left_registers}>()"),
             If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles([asked]),)),
         ]
-        consumer = [Do(f"take_registers<{own.most_registers}>()"), *ring.lagging(own.lag), self.raster.over_tiles(tile)]
+        consumer = [Do(f"take_registers<{own.most_registers}>()"), self.raster.over_tiles(tile)]
         return [
             *ring.state(),
             If("warp >= kWarps", tuple(producer), otherwise=tuple(consumer)),

@@ -77,7 +77,7 @@ class Wgmma(TensorCores):
         if s.tile_n not in COLUMNS or s.thread_n != s.tile_n // self.lanes[1]:
             ns = ", ".join(map(str, COLUMNS))
             return f"an instruction has {ns} columns, and four lanes share a line: tile_n is one of these, 4 x thread_n"
-        if s.thread_m % 2 or s.tile_m % (LINES * s.thread_m // 2) or self.teams > 2:
+        if s.thread_m % 2 or s.tile_m % (LINES * max(1, s.thread_m // 2)) or self.teams > 2:
             return f"a team has {LINES} lines for each two of thread_m, and a tile one team or two"
         if s.stages < 2:
             return "a stage is multiplied while others are on their way: stages = 2 or more"
@@ -92,12 +92,6 @@ class Wgmma(TensorCores):
 
     def registers(self, _: Device) -> int:
         return self.most_registers
-
-    @property
-    def lag(self) -> int:
-        """Stages that the second of two teams is behind the first one, of a tile that has so many."""
-        lag = self.schedule.stages // 2
-        return lag if self.teams > 1 and self.problem.sizes.along(self.cut.k) > lag * self.schedule.tile_k else 0
 
     @property
     def barrier_bytes(self) -> int:
