@@ -335,8 +335,8 @@ def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str)
     schedule = schedule_from(knobs)
     found = repair(asked, schedule, H200)
     assert found is not None
-    if name == "no tiles":
-        assert found.changes is None, "five sizes are more than a change"
+    if name in ("no tiles", "teams: an odd pitch"):
+        assert found.changes is None, "five sizes, or all that teams ask for, are more than a change"
     else:
         assert found.changes
         assert refusal(asked, schedule.varied(**found.changes), H200) is None
