@@ -37,10 +37,6 @@ class SimtText:
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
         return own.format(letter.lower(), letter)
 
-    def pieces(self) -> list[Statement]:
-        """What gives a thread whole pieces of its sums, from element j along n on; nothing where it has them."""
-        return []
-
     def depth(self) -> list[Let]:
         """Constants of a step along k."""
         said = "of these, what a thread reads at a time where a side lies along k"

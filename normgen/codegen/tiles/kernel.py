@@ -26,6 +26,7 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
+from normgen.codegen.tiles.exchanged import exchanged
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.reduced import ReducedText
@@ -349,7 +350,7 @@ class TileKernel:
     def of_tiles(self, fragment: WgmmaText, scalars: list[Statement]) -> list[Statement]:
         """What a block does that goes from one to the next."""
         ring = Ring(self.slots()[1])
-        behind = Epilogue(self.access, self.reduced, fragment.pieces()).statements()
+        behind = exchanged(self.access, results=self.plan.piece(self.plan.cut.n) == 2)
         work = fragment.work(ring, self.over_k, behind)
         return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
 

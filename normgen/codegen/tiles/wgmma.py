@@ -122,14 +122,6 @@ class WgmmaText(SimtText):
             If("warp >= kWarps", tuple(producer), otherwise=tuple(consumer)),
         ]
 
-    def pieces(self) -> list[Statement]:
-        found: list[Statement] = []
-        exchanged: list[Statement] = []
-        for name, _, _ in self.factors():
-            found.append(Do(f"float {name}_piece[kThreadM][kPieceN]"))
-            exchanged.append(Do(f"whole_piece(&{name}_part[i][2 * j], {name}_piece[2 * i], {name}_piece[2 * i + 1])"))
-        return [*found, loop("i", "kThreadM / 2", exchanged, unroll=UNROLL)]
-
     def products_of_stage(self) -> Statement:
         team = f"stage * kTileM + warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
         dtype = self.plan.fragment.dtype.name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from normgen.device import Device
 from normgen.knobs import Copy, Hold, SoftmaxMethod
-from normgen.program.ir import value_alone
+from normgen.program.ir import Load, Store, value_alone
 from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.fragment import DEEP, TENSOR_TYPES, VECTOR, WARP, TensorCores
 from normgen.spec.formula import Expression
@@ -98,7 +100,26 @@ class Wgmma(TensorCores):
         return 8 * BARRIERS * self.schedule.stages
 
     def piece(self, axis: str) -> int:
-        return 1 if axis == self.cut.m else VECTOR
+        return 1 if axis == self.cut.m else 2 if self.exchanges_results else VECTOR
+
+    @cached_property
+    def exchanges_results(self) -> bool:
+        """Whether lanes exchange what they store rather than their sums, which are twice as many words.
+
+        What they compute of each element for itself is all of 16 bits then, and nothing as large as the result is read.
+        """
+        columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and self.cut.n in s.kind.axes]
+        stores = [s for s in columns if isinstance(s, Store)]
+        reads = any({*s.kind.axes} == self.result for s in columns if isinstance(s, Load))
+        return not reads and all(map(self._is_of_words, stores))
+
+    def _is_of_words(self, store: Store) -> bool:
+        is_whole = {*store.kind.axes} == self.result and not store.accumulate
+        return is_whole and self.problem.tensor(store.tensor).dtype.bytes == self.held_bytes
+
+    @property
+    def result(self) -> set[str]:
+        return {self.cut.m, self.cut.n}
 
     def slot_bytes(self, side: Side) -> int:
         line, lines = self.line_and_lines(side)
