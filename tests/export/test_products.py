@@ -179,4 +179,5 @@ def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhe
     done = nvcc("-gencode", target, "-o", tmp_path / "program", use)
     assert done.returncode == 0, done.stderr
     done = nvcc("-arch=sm_90", "-o", tmp_path / "program", use)
-    assert f"has instructions of sm_90 alone: compile with -gencode {target}" in done.stderr
+    assert "has instructions of sm_90 alone" in done.stderr
+    assert f"compile with -gencode {target}" in done.stderr
