@@ -234,6 +234,7 @@ class Fragment(StrEnum):
 
     SIMT = "simt"
     MMA = "mma"
+    WGMMA = "wgmma"
 
 
 class Division(StrEnum):
@@ -472,10 +473,10 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="stages",
-        values=(1, 2, 3, 4),
+        values=(1, 2, 3, 4, 6, 8),
         plain=1,
         group=Group.PLACE,
-        meaning="rows in flight: 2 with the next one in registers; by asynchronous copies 1 to 4",
+        meaning="rows in flight: 2 with the next one in registers; by asynchronous copies 1 to 4, or 8 tiles",
         forward=(1, 2),
         backward=(1, 2, 3, 4),
         words={"": "the next rows in flight while one is worked on"},
@@ -650,18 +651,25 @@ TABLE: tuple[Knob, ...] = (
         "`stages` of them in flight",
     ),
     _tile("thread_m", (1, 2, 4, 8, 16), "of tile_m, what a thread owns in registers"),
-    _tile("thread_n", (1, 2, 4, 8, 16), "of tile_n, what a thread owns in registers"),
+    _tile("thread_n", (1, 2, 4, 8, 16, 32, 64), "of tile_n, what a thread owns in registers"),
     Knob(
         name="fragment",
         values=tuple(Fragment),
         plain=Fragment.SIMT,
         group=Group.TILE,
-        meaning="who multiplies the factors of a tile: each thread its own, or a warp's lanes together",
+        meaning="who multiplies the factors of a tile: each thread its own, a warp's lanes, or four warps, together",
         forward=tuple(Fragment),
         backward=tuple(Fragment),
-        words={"mma": "tensor cores multiply factors of 16 bits, stored or cast, and add in float32, cutting off"},
-        least_arch={"mma": 80},
-        elsewhere={"simt": ("fma", "cuda_cores"), "mma": ("tensor_cores", "tensorop", "wmma", "mma_sync", "hmma")},
+        words={
+            "mma": "tensor cores multiply factors of 16 bits, stored or cast, and add in float32, cutting off",
+            "wgmma": "the same, of tiles in shared memory, which a warp of the block's own asks the copy engine for",
+        },
+        least_arch={"mma": 80, "wgmma": 90},
+        elsewhere={
+            "simt": ("fma", "cuda_cores"),
+            "mma": ("tensor_cores", "tensorop", "wmma", "mma_sync", "hmma"),
+            "wgmma": ("warpgroup", "warp_specialized", "gmma", "hgmma", "wgmma.mma_async"),
+        },
     ),
 )
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from normgen.codegen.module import OF_ONE_ARCH
+
 _HEAD, _INCLUDE = "#pragma once  // ", '#include "'
 
 
@@ -31,6 +33,11 @@ class File:
     def is_hardware(self) -> bool:
         """Whether only a GPU runs it: inline PTX, or shared memory whose size the launch decides."""
         return "asm" in self.text or "extern __shared__" in self.text
+
+    @property
+    def is_of_one_arch(self) -> bool:
+        """Whether later architectures do not have its instructions."""
+        return OF_ONE_ARCH in self.text
 
 
 @cache

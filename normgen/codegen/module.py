@@ -20,6 +20,7 @@ class Source(StrEnum):
 
     TENSOR = "tensor"  # pointer to tensor `key`; null when a nullable one is not given
     PITCH = "pitch"  # long long: row stride of tensor `key`, in elements
+    TENSOR_MAP = "tensor_map"  # TensorMap: tensor `key` as the copy engine knows it, cut into the parameter's boxes
     ROWS = "rows"  # int
     COLS = "cols"  # int
     INNER = "inner"  # int: the axis that a product of matrices sums
@@ -31,9 +32,29 @@ class Source(StrEnum):
     BLOCKS = "blocks"  # int: blocks of the module's first kernel
 
 
+OF_ONE_ARCH = "wgmma.mma_async"  # an instruction of sm_90 alone
+
+
+def target(arch: int, text: str) -> str:
+    """The architecture that a text is compiled for: instructions that one alone has ask for its own target."""
+    return f"sm_{arch}a" if OF_ONE_ARCH in text else f"sm_{arch}"
+
+
 def inverse_of(divisor: int) -> int:
     """2^64 / divisor, rounded up, with which `quotient` of the device library divides; 0 of 1 and of none."""
     return -(-(1 << 64) // divisor) if divisor > 1 else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxes:
+    """How the copy engine cuts a matrix of elements of 16 bits: lines of 128 bytes of a box are swizzled.
+
+    line   (size, elements): the axis along which lines lie, and what a box has of it
+    lines  the same of the other axis
+    """
+
+    line: tuple[Source, int]
+    lines: tuple[Source, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +68,7 @@ class Param:
     offset: int = 0
     nullable: bool = False  # the kernel takes null: of a statistic or gradient nobody wants, of an optional input
     stable: bool = False  # a dependent launch may read it while kernels before it still run: none of them writes it
+    boxes: Boxes | None = field(default=None, repr=False)  # of a tensor map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +118,8 @@ class Launch:
         if self.tiles:
             sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner}
             sizes |= {Source.BATCHES: batches, Source.ROWS_PER_BATCH: rows_per_batch}
-            return self.cluster * math.prod(-(-sizes[size] // tile) for size, tile in self.tiles)
+            tiles = self.cluster * math.prod(-(-sizes[size] // tile) for size, tile in self.tiles)
+            return min(tiles, self.persistent * sm_count) if self.persistent else tiles
         shares = max(1, batches) if self.by_batch else 1
         if self.blocks:
             return self.blocks * shares
@@ -202,4 +225,6 @@ class Module:
         cooperating = [kernel.launch.cooperates for kernel in self.kernels]
         said += f" {cooperating} together" if any(cooperating) else ""
         tiles = [kernel.launch.tiles for kernel in self.kernels]
-        return f"{said} {tiles}" if any(tiles) else said
+        said += f" {tiles}" if any(tiles) else ""
+        boxes = [param.boxes for kernel in self.kernels for param in kernel.params if param.boxes]
+        return f"{said} {boxes}" if boxes else said

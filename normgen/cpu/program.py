@@ -22,6 +22,8 @@ from normgen.errors import UsageError
 
 WORKSPACE = "the workspace"  # no tensor has a space in its name
 TOGETHER = 255  # blocks that are alive at a time (shim/runtime/runtime.h)
+MAP_WORDS = 16  # of a tensor map, of which the first six say all here (shim/runtime/async.cpp)
+MAP_ALIGNMENT = 64  # bytes
 CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
@@ -223,12 +225,27 @@ def _argument(
     if param.source is Source.TENSOR or param.source is Source.WORKSPACE:
         tensor = values.get(key)
         return ctypes.c_void_p(tensor.address + param.offset if tensor is not None else None)
+    if param.boxes is not None:
+        tensor = values.get(key)
+        assert tensor is not None, "a side of a product is there"
+        (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
+        words = (tensor.address, tensor.pitch_bytes, sizes[line], sizes[along], elements, lines)
+        return _aligned(words)
     if param.source is Source.PITCH:
         tensor = values.get(key)
         return _number(param, tensor.pitch if tensor is not None else 0)
     if param.source is Source.SCALAR:
         return _number(param, scalars[key])
     return _number(param, inverse_of(sizes[size]) if param.source is Source.INVERSE else sizes[size])
+
+
+def _aligned(words: Sequence[int]) -> Any:
+    """A tensor map of these words, at a multiple of 64 as its type asks."""
+    kind = ctypes.c_ulonglong * MAP_WORDS
+    room = ctypes.create_string_buffer(2 * ctypes.sizeof(kind))
+    found = kind.from_buffer(room, -ctypes.addressof(room) % MAP_ALIGNMENT)
+    found[: len(words)] = list(words)
+    return found
 
 
 def _number(param: Param, value: float) -> Any:

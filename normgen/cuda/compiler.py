@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from normgen.codegen.module import KernelEntry, Module
+from normgen.codegen.module import KernelEntry, Module, target
 from normgen.cuda import nvrtc
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.cubin import Cubin, parse_resources, symbol_of
@@ -77,7 +77,7 @@ def job_of(module: Module, arch: int, *, options: Sequence[str] = ()) -> Compile
     """Everything a compilation depends on, and the key it is cached under. Raises CompileError on a bad arch."""
     _check_arch(module, arch)
     folders = header_folders() if module.headers else ()
-    settings = (f"--gpu-architecture=sm_{arch}", *_FIXED_OPTIONS, *options)
+    settings = (f"--gpu-architecture={target(arch, module.source)}", *_FIXED_OPTIONS, *options)
     text = module.source.encode()
     names = tuple(kernel.expression for kernel in module.kernels)
     digest = header_digest(module.headers, folders) if module.headers else ""

@@ -23,6 +23,28 @@ from normgen.errors import NormgenError
 
 _STATIC_SHARED_LIMIT = 48 << 10  # above it, dynamic shared memory must be asked for
 _PORTABLE_CLUSTER = 8
+MAP_BYTES = 128  # of a CUtensorMap
+MAP_CELLS = 6  # of what it is encoded of
+
+
+def encoded(address: int, pitch_bytes: int, line: int, lines: int, *box: int) -> bytes:
+    """A tensor map: of lines of so many elements of 16 bits, a pitch apart, whose boxes are swizzled."""
+    bindings = driver()
+    word, count = bindings.cuuint64_t, bindings.cuuint32_t
+    answer = bindings.cuTensorMapEncodeTiled(
+        bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        2,
+        address,
+        [word(line), word(lines)],
+        [word(pitch_bytes)],
+        [count(elements) for elements in box],
+        [count(1), count(1)],
+        bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        bindings.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        bindings.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return bytes(ctypes.string_at(int(check(answer, "encode a tensor map").getPtr()), MAP_BYTES))
 
 
 def attributes_of(launch: Launch, bindings: Any, *, dependent: bool) -> list[Any]:
@@ -194,6 +216,7 @@ def interned(module: Module, cubin: Cubin, *, device: int = 0) -> LoadedModule:
 
 _CELLS: dict[Source, Any] = {
     Source.TENSOR: ctypes.c_void_p,
+    Source.TENSOR_MAP: ctypes.c_ubyte * MAP_BYTES,
     Source.PITCH: ctypes.c_longlong,
     Source.ROWS: ctypes.c_int,
     Source.COLS: ctypes.c_int,
@@ -227,6 +250,9 @@ class BoundLaunch:
         self._grids = [0] * len(self._launches)
         self._pointers = {key: cell for (source, key, _), cell in self._cells.items() if source is Source.TENSOR}
         self._pitches = {key: cell for (source, key, _), cell in self._cells.items() if source is Source.PITCH}
+        params = dict.fromkeys(param for kernel, _, _ in self._launches for param in kernel.kernel.params)
+        self._maps = [param for param in params if param.boxes]
+        self._mapped: dict[str, bytes] = {}
 
     def set(
         self,
@@ -299,6 +325,7 @@ class BoundLaunch:
         The device's context must be current (`OnDevice`).
         """
         queue = int(stream)
+        self._encode()
         for (kernel, _, config), address, grid in zip(self._launches, self._addresses, self._grids, strict=True):
             if not grid:
                 continue
@@ -325,10 +352,34 @@ class BoundLaunch:
             yield kernel.handle, launch.threads, launch.cluster, launch.shared_bytes, how, params
 
     def packed(self) -> tuple[bytes, bytes]:
-        """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64)."""
+        """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64).
+
+        Of a tensor map they are what it is encoded of: MAP_CELLS of them.
+        """
         params = (param for kernel, _, _ in self._launches for param in kernel.kernel.params)
-        cells = (bytes(self._cell(param)).ljust(8, b"\0") for param in params)
+        cells = (self._facts(p) if p.boxes else bytes(self._cell(p)).ljust(8, b"\0") for p in params)
         return b"".join(cells), array("q", self._grids).tobytes()
+
+    def _facts(self, param: Param) -> bytes:
+        """Address, bytes of a pitch, elements of a line, lines, both of a box."""
+        assert param.boxes is not None
+        (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
+        sizes, address = self._sizes, self._pointers[param.key].value or 0
+        return array(
+            "q", [address, 2 * self._pitches[param.key].value, sizes[line], sizes[along], elements, lines]
+        ).tobytes()
+
+    def _encode(self) -> None:
+        """Tensor maps of addresses, pitches and sizes as they are now: one is encoded once for all launches alike."""
+        for param in self._maps:
+            facts = self._facts(param)
+            if self._mapped.get(param.key) != facts and any(self._grids):
+                ctypes.memmove(self._cell(param), encoded(*array("q", facts)), MAP_BYTES)
+                self._mapped[param.key] = facts
+
+    @property
+    def _sizes(self) -> dict[Source, int]:
+        return {Source.ROWS: self._rows, Source.COLS: self._lengths["cols"], Source.INNER: self._lengths["inner"]}
 
     def _pack(self, params: tuple[Param, ...]) -> Any:
         cells = [self._cell(param) for param in params]

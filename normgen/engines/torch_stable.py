@@ -277,7 +277,7 @@ def _banner(
         lines += [f"  {NAMESPACE}::{op.name}{op.schema}" for op in family.operators]
         lines += [f"      {_said(family, one)}" for one in family.headers]
     places = "-I $TORCH/include " + file_name + " -L $TORCH/lib -ltorch_cpu -ldl"
-    arch = "" if is_set else f"-arch=sm_{ones[0].group.arch} "
+    arch = "" if is_set else f"{ones[0].device.option(ones[0].group.arch)} "
     has_code = file_name.endswith(".cc")
     how = "c++ -std=c++17 -O2 -shared -fPIC" if has_code else f"nvcc -std=c++17 -O2 -shared {arch}-Xcompiler -fPIC"
     holds = "It holds the machine code of kernels" if has_code else "It includes headers, which have the evidence"

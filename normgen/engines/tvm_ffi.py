@@ -314,7 +314,7 @@ def rules(group: HeaderGroup, function: LibraryFunction) -> Iterator[str]:
 
 def _banner(one: Halves, function: LibraryFunction, includes: str, image: Image | None) -> list[str]:
     group, spec = one.group, one.group.problem.spec
-    arch = f"-arch=sm_{group.arch} " if not group.archs else ""
+    arch = f"{one.device.option(group.arch)} " if not group.archs else ""
     flags = "$(tvm-ffi-config --cxxflags) " + function.file_name
     library = f"{group.name}.so"
     build = (

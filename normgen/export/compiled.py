@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from normgen.codegen.module import target
 from normgen.cuda import nvrtc
 from normgen.errors import CompileError, NoDeviceError
 from normgen.files.private import to_stderr
@@ -44,7 +45,8 @@ def compiled_for(
     """
     if arch not in nvrtc.supported_archs():
         raise NoDeviceError("NVRTC must know the arch", received=f"sm_{arch}")
-    options = [f"--gpu-architecture=sm_{arch}", "-std=c++17"]
+    whole = text + "".join(includes.values())
+    options = [f"--gpu-architecture={target(arch, whole)}", "-std=c++17"]
     texts = {file: included.encode() for file, included in includes.items()}
     compiled = nvrtc.compile_text(text.encode(), name=name, options=options, instances=instances, includes=texts)
     if compiled.error:

@@ -61,6 +61,15 @@ class DevicePart:
     min_arch: int
 
     @property
+    def is_of_one_arch(self) -> bool:
+        """Whether kernels have instructions of one architecture alone."""
+        return any(file.is_of_one_arch for file in self.library)
+
+    def option(self, arch: int) -> str:
+        """What nvcc is told of the target; -arch=sm_90a has a pass for sm_90, too."""
+        return f"-gencode arch=compute_{arch}a,code=sm_{arch}a" if self.is_of_one_arch else f"-arch=sm_{arch}"
+
+    @property
     def signatures(self) -> dict[str, tuple[str, ...]]:
         """The types of each template's parameters, as nvcc compares them: with __restrict__."""
         return {name: types for c in self.kernels for name, types in c.signatures().items()}

@@ -38,6 +38,7 @@ class RunnerKernel:
     launch: str
     blocks: str
     arguments: tuple[str, ...]
+    maps: tuple[tuple[str, str], ...] = ()  # tensor maps among these, and what each is encoded of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ class HostPart:
     tiles: bool  # kernels of contractions: a block for each tile of the result
     tiles_of_batches: bool  # of each batch of rows
     tiles_in_parts: bool  # some kernel has a cluster for each tile
+    maps: bool  # kernels take tensor maps
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -172,6 +174,7 @@ def host_part(
         tiles=in_tiles,
         tiles_in_parts=any(c.main.launch.tiles and c.main.launch.cluster > 1 for c in compiled),
         tiles_of_batches=any(Source.BATCHES in dict(c.main.launch.tiles) for c in compiled),
+        maps=any(param.boxes for c in compiled for param in c.main.params),
     )
 
 
@@ -360,6 +363,8 @@ def _argument(param: Param, *, sums_batches: bool) -> str:
             return f"call.{mark(param.key)}"
         case Source.PITCH:
             return f"call.{mark(param.key)}_pitch"
+        case Source.TENSOR_MAP:
+            return _map(param)
         case Source.WORKSPACE:
             plain = param.ctype.removeprefix("const ").removesuffix("*")
             return f"at<{plain}>(call.workspace, {param.offset})"
@@ -373,6 +378,18 @@ def _argument(param: Param, *, sums_batches: bool) -> str:
             return f"call.{param.source.value}"
 
 
+def _map(param: Param) -> str:
+    return f"{mark(param.key)}_map"
+
+
+def _encoded(param: Param) -> str:
+    """What a tensor map is encoded of."""
+    assert param.boxes is not None
+    (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
+    tensor = f"call.{mark(param.key)}"
+    return f"{tensor}, {tensor}_pitch, call.{line.value}, call.{along.value}, {elements}, {lines}"
+
+
 def _steps(compiled: CompiledProblem) -> tuple[RunnerKernel, ...]:
     """Its kernels, in launch order: all but the first have a fixed grid."""
     finish = "kernel.finish.blocks" + (" * shares(batches)" if compiled.problem.sums_batches else "")
@@ -383,6 +400,7 @@ def _steps(compiled: CompiledProblem) -> tuple[RunnerKernel, ...]:
             launch=launch,
             blocks=blocks,
             arguments=tuple(_argument(param, sums_batches=compiled.problem.sums_batches) for param in kernel.params),
+            maps=tuple((_map(param), _encoded(param)) for param in kernel.params if param.boxes),
         )
         for kernel, (name, launch, blocks) in zip(compiled.parts.kernels, fields, strict=False)
     )

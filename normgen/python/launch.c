@@ -14,6 +14,8 @@ int load_driver(Driver *driver, const char *library) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(found[i] = dlsym(handle, names[i]))) return 0;
     memcpy(driver, found, sizeof found);
+    void *encode = dlsym(handle, "cuTensorMapEncodeTiled");
+    memcpy(&driver->encode, &encode, sizeof encode);
     return 1;
 }
 
@@ -34,10 +36,16 @@ Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars
         kernel->shared = (uint32_t)word[3];
         kernel->how = (uint32_t)word[4];
         kernel->first = program->cells;
+        kernel->cells = (Py_ssize_t)word[5];
+        int maps = 0;
         for (int64_t i = 0; is_sound && i < word[5]; i++, at += 8) {
             int64_t patch;
             memcpy(&patch, bytes + at, sizeof patch);
-            is_sound = patch < slots && patch >= -1 - scalars;
+            if ((program->is_map[program->cells] = patch >= MAP)) {
+                patch -= MAP;
+                is_sound = patch >= 0 && ++maps <= MAX_MAPS && i + MAP_CELLS <= word[5];
+            }
+            is_sound = is_sound && patch < slots && patch >= -1 - scalars;
             program->patch[program->cells++] = (int)patch;
         }
     }
@@ -46,16 +54,33 @@ Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars
     return NULL;
 }
 
+/* What the copy engine is told of a matrix of 16-bit elements, whose boxes are swizzled within lines of 128 bytes. */
+static int encode(const Driver *driver, void *map, const uint64_t *cells) {
+    enum { SIXTEEN_BITS = 1, PLAIN = 0, SWIZZLED = 3, LINES_OF_L2 = 2, ZEROS = 0, NOT_SUPPORTED = 801 };
+    const uint32_t box[] = {(uint32_t)cells[4], (uint32_t)cells[5]}, steps[] = {1, 1};
+    if (!driver->encode) return NOT_SUPPORTED;
+    return driver->encode(map, SIXTEEN_BITS, 2, (void *)(uintptr_t)cells[0], cells + 2, cells + 1, box, steps, PLAIN,
+                          SWIZZLED, LINES_OF_L2, ZEROS);
+}
+
 int queue(const Driver *driver, const Program *program, uint64_t *cells, const int64_t *grids, void *stream,
           int *which) {
     void *addresses[MAX_CELLS];
+    uint64_t maps[MAX_MAPS][16] __attribute__((aligned(64)));
     int code = 0;
-    for (Py_ssize_t i = 0; i < program->cells; i++) addresses[i] = &cells[i];
     for (int k = 0; k < program->kernels && !code; k++) {
         const Kernel *kernel = &program->kernel[k];
         uint32_t grid = (uint32_t)grids[k];
         *which = k;
         if (!grid) continue;
+        int arguments = 0, known = 0;
+        for (Py_ssize_t i = kernel->first; i < kernel->first + kernel->cells && !code; i++) {
+            addresses[arguments++] = program->is_map[i] ? (void *)maps[known] : (void *)&cells[i];
+            if (!program->is_map[i]) continue;
+            code = encode(driver, maps[known++], &cells[i]);
+            i += MAP_CELLS - 1;
+        }
+        if (code) continue;
         if (kernel->cluster > 1 || kernel->how) {
             Attribute attributes[3];
             Config config = {{grid, 1, 1}, {kernel->threads, 1, 1}, kernel->shared, stream, attributes, 0};
@@ -76,10 +101,10 @@ int queue(const Driver *driver, const Program *program, uint64_t *cells, const i
                 early->id = EARLY_START;
                 early->value.early = 1;
             }
-            code = driver->launch_ex(&config, kernel->function, addresses + kernel->first, NULL);
+            code = driver->launch_ex(&config, kernel->function, addresses, NULL);
         } else {
             code = driver->launch(kernel->function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared, stream,
-                                  addresses + kernel->first, NULL);
+                                  addresses, NULL);
         }
     }
     return code;

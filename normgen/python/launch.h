@@ -12,7 +12,10 @@
 
 enum {
     MAX_KERNELS = 4, /* of a program */
-    MAX_CELLS = 256  /* arguments of all its kernels */
+    MAX_CELLS = 256, /* of the arguments of all its kernels */
+    MAP_CELLS = 6,   /* of a tensor map: address, bytes of a pitch, elements of a line, lines, both of a box */
+    MAX_MAPS = 8,    /* of a kernel */
+    MAP = 1 << 16    /* added to the patch of a map's first cell */
 };
 
 typedef struct {
@@ -40,12 +43,14 @@ typedef struct {
     int (*push)(void *context);
     int (*pop)(void **context);
     int (*fill)(void *memory, unsigned char value, size_t bytes, void *stream);
-} Driver;
+    int (*encode)(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *pitches,
+                  const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill);
+} Driver; /* encode: NULL of a driver that has no tensor maps */
 
 typedef struct {
     void *function;
     uint32_t threads, cluster, shared, how;
-    Py_ssize_t first; /* of its cells */
+    Py_ssize_t first, cells; /* of its arguments: a tensor map is made of several */
 } Kernel;
 
 /* The kernels of a module, in the order of their launches. */
@@ -54,6 +59,7 @@ typedef struct {
     Py_ssize_t cells;
     Kernel kernel[MAX_KERNELS];
     int patch[MAX_CELLS]; /* what a cell gets: the pointer of slot s: s; scalar i: -2 - i; nothing: -1 */
+    char is_map[MAX_CELLS]; /* whether a tensor map starts here */
 } Program;
 
 #define NO_DRIVER "%s is no CUDA driver that launches kernels with attributes"
@@ -63,7 +69,7 @@ typedef struct {
 /* 0 if the library is no driver as above. It is never closed. */
 int load_driver(Driver *driver, const char *library);
 
-/* From words (int64) of each kernel: function, threads, cluster, shared bytes, how it starts, how many arguments, and the
+/* From words (int64) of each kernel: function, threads, cluster, shared bytes, how it starts, how many cells, and the
    patch of each of these. NULL if there is no room for it, or a patch names no slot and no scalar. */
 Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars);
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from normgen.codegen.module import Param, Source
 from normgen.cuda.dlpack import contiguous_strides
+from normgen.cuda.launch import MAP_CELLS
 from normgen.problem.problem import Problem
 from normgen.spec.checks import equal_to_whole
 
@@ -25,6 +26,7 @@ except ImportError:
     _launcher = None
 
 IS_BUILT = _launcher is not None
+_MAP = 1 << 16  # added to the patch of a tensor map's first cell (launch.h)
 _EXCHANGE = "__dlpack_c_exchange_api__"
 _admitted: dict[type, bool] = {}
 Refused = Callable[[int, int], object]
@@ -122,7 +124,8 @@ class Repeater:
         return self._programs[launched.bound]
 
     def _patch(self, param: Param) -> int:
-        if param.source is Source.TENSOR and param.key in self._slots:  # else a statistic that this problem leaves out
+        is_address = param.source in (Source.TENSOR, Source.TENSOR_MAP)
+        if is_address and param.key in self._slots:  # else a statistic that this problem leaves out
             return self._slots.index(param.key)
         return -2 - self._scalars.index(param.key) if param.source is Source.SCALAR else -1
 
@@ -131,8 +134,14 @@ def program_words(bound: Launchable, patch: Callable[[Param], int]) -> bytes:
     """Kernels as the launcher reads them; `patch`: what an argument gets at a call."""
     words = array("q")
     for function, threads, cluster, shared, how, params in bound.launches():
-        words.extend((function, threads, cluster, shared, how, len(params), *map(patch, params)))
+        patches = [one for param in params for one in _patches(param, patch(param))]
+        words.extend((function, threads, cluster, shared, how, len(patches), *patches))
     return words.tobytes()
+
+
+def _patches(param: Param, patch: int) -> tuple[int, ...]:
+    """Those of an argument's cells: of a tensor map the first is the address."""
+    return (patch + _MAP, *[-1] * (MAP_CELLS - 1)) if param.boxes else (patch,)
 
 
 def repeater(

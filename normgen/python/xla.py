@@ -59,7 +59,8 @@ def plan(
     names = [*reads, *writes]
 
     def patch(param: Param) -> int:
-        if param.source is Source.TENSOR and param.key in names:  # else a statistic that nobody asked for
+        is_address = param.source in (Source.TENSOR, Source.TENSOR_MAP)
+        if is_address and param.key in names:  # else a statistic that nobody asked for
             return names.index(param.key)
         return len(names) if param.source is Source.WORKSPACE else -1
 

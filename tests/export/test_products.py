@@ -14,11 +14,12 @@ from normgen.problem.problem import LARGEST_TILED
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
 from normgen.schedule.fallback import fallback_schedules
+from normgen.schedule.schedule import schedule_from
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 from tests.verify.contraction import linear
 
-from .cases import record
+from .cases import nvcc, put, record
 from .driven import Call, Program, expected
 from .test_headers import needs_nvcc
 
@@ -148,3 +149,35 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
     assert header.text.count(parts.config.text) == header.text.count(parts.text) == 1
     header.check()
+
+
+def of_teams(folder: Path) -> str:
+    """The header of a kernel of teams, in a file of the folder; its name."""
+    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, "vector": 8, "tile_k": 64}
+    teams = schedule_from({**knobs, "tile_m": 128, "tile_n": 256, "thread_m": 2, "thread_n": 64})
+    asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}}
+    made = record(load("linear"), shape="4096x4096", inner=4096, schedule=teams, **asked)
+    (header,) = headers_of([made], spec=load("linear"))
+    return put(header, folder).name
+
+
+def test_a_header_of_teams_encodes_tensor_maps_of_a_calls_pointers_for_as_many_blocks_as_sms(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path)).read_text()
+    assert "status = encode(&x_map, call.x, call.x_pitch, call.inner, call.rows, 64, 128);" in text
+    assert "status = encode(&w_map, call.w, call.w_pitch, call.inner, call.cols, 64, 256);" in text
+    assert "return launch.persistent > 0 && tiles > resident ? resident : tiles;" in text
+    assert "call.rows, x_map, w_map);" in text
+    assert "on sm_90 alone" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@needs_nvcc
+def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(tmp_path: Path) -> None:
+    use = tmp_path / "use.cu"
+    use.write_text(f'#include "{of_teams(tmp_path)}"\nint main() {{}}\n')
+    target = "arch=compute_90a,code=sm_90a"
+    done = nvcc("-gencode", target, "-o", tmp_path / "program", use)
+    assert done.returncode == 0, done.stderr
+    done = nvcc("-arch=sm_90", "-o", tmp_path / "program", use)
+    assert "has instructions of sm_90 alone" in done.stderr
+    assert f"compile with -gencode {target}" in done.stderr

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.export import headers_of
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 
 from .cases import record

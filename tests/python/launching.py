@@ -192,12 +192,16 @@ _CELLS = {
 
 
 class LauncherCpu(Cpu):
-    """The CPU, whose known calls the launcher repeats; `seen`: grid, threads, shared, cluster, how, stream."""
+    """The CPU, whose known calls the launcher repeats; `seen`: grid, threads, shared, cluster, how, stream.
+
+    maps  the last tensor map of each tensor, in the numbers that it is encoded of
+    """
 
     def __init__(self, library: Path) -> None:
         super().__init__()
         self.library = library
         self.seen: list[tuple[int, ...]] = []
+        self.maps: dict[str, tuple[int, ...]] = {}
         self.captured = False
         self.answer = 0
 
@@ -273,6 +277,9 @@ class _Launched:
     def packed(self) -> tuple[bytes, bytes]:
         made = b""
         for param in (param for kernel in self._module.kernels for param in kernel.params):
+            if param.boxes:
+                made += self._encoded_of(param)
+                continue
             value = self._values.get((param.source, param.key), 0) or 0
             value += param.offset if param.source is Source.WORKSPACE else 0
             made += bytes(_CELLS.get(param.source, ctypes.c_int)(value)).ljust(8, b"\0")
@@ -282,6 +289,13 @@ class _Launched:
         grids = [kernel.launch.grid(**sized) for kernel in self._module.kernels]
         return made, array("q", grids).tobytes()
 
+    def _encoded_of(self, param: Param) -> bytes:
+        assert param.boxes is not None
+        (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
+        sizes = {**self._values, (Source.INNER, ""): self._problem.sizes.inner}
+        pointer, pitch = (self._values[source, param.key] for source in (Source.TENSOR, Source.PITCH))
+        return array("q", [pointer or 0, 2 * pitch, sizes[line, ""], sizes[along, ""], elements, lines]).tobytes()
+
     def _kernel(self, number: int) -> Any:
         """The program runs with the arguments of all its kernels once the last of them is launched."""
         params = self._module.kernels[number].params
@@ -289,6 +303,9 @@ class _Launched:
         def run(arguments: Any, grid: int, threads: int, shared: int, cluster: int, how: int, stream: Any) -> int:
             self._device.seen.append((grid, threads, shared, cluster, how, stream or 0))
             for param, address in zip(params, arguments[: len(params)], strict=True):
+                if param.boxes:
+                    self._device.maps[param.key] = tuple((ctypes.c_uint64 * 6).from_address(address))
+                    continue
                 cell = _CELLS.get(param.source, ctypes.c_int).from_address(address)
                 value = cell.value - param.offset if param.source is Source.WORKSPACE else cell.value
                 self._gathered[param.source, param.key] = value

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.cost.model import predict
 from normgen.device import target
 from normgen.knobs import Hold
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, changed
 from normgen.schedule.tiles.clocks import busy_clocks

@@ -9,6 +9,7 @@ import sympy as sp
 
 from normgen.choice.first import default_schedule
 from normgen.choice.repair import repair
+from normgen.cuda.compiler import job_of
 from normgen.device import target
 from normgen.errors import ProgramError, UsageError
 from normgen.knobs import Hold
@@ -70,9 +71,30 @@ BACK = problem(direction="backward", gradients=["w"])
 BACK_16 = problem(dtype="bf16", direction="backward", gradients=["w"])
 ADDED = problem_for(load("linear_add_rms"), shape="256x512", inner=128, dtype="bf16")
 CAST_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="cast(exp(x), w) @ w + bias")
+WGMMA: dict[str, Any] = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "stages": 4}
+WGMMA |= {"tile_m": 128, "tile_n": 256, "tile_k": 64, "thread_m": 2, "thread_n": 64}
+TURNED_16 = problem(dtype="bf16", order='["cols", "inner"]')
+REDUCED_16 = problem_for(load("linear_add_rms"), shape="256x512", inner=128, dtype="bf16", layout={"w": "cols_inner"})
 REFUSED = {
     "lines across": (OF_16_BITS, STREAM, "64 columns of a line across inner"),
     "rows across": (BACK_16, STREAM, "lines along rows of the side"),
+    "teams: f32": (problem(order='["cols", "inner"]'), WGMMA | {"vector": 4}, "all in f16 or all in bf16"),
+    "teams: a cast": (problem(formula="cast(exp(x), w) @ w + bias", dtype="bf16", order='["cols", "inner"]'), WGMMA,
+                      "as they are stored: fragment = mma"),
+    "teams: reductions": (REDUCED_16, WGMMA, "reduce nothing beside their products: fragment = mma"),
+    "teams: lines across": (OF_16_BITS, WGMMA, "boxes have lines along inner"),
+    "teams: cp.async": (TURNED_16, WGMMA | {"copy": "cp_async"}, "hold = shared and copy = bulk"),
+    "teams: narrow vectors": (TURNED_16, WGMMA | {"vector": 4}, "multiples of 16 bytes, in all tensors: vector = 8"),
+    "teams: an odd pitch": (problem(dtype="bf16", order='["cols", "inner"]', pitch=513), WGMMA, "are not aligned"),
+    "teams: short lines": (TURNED_16, WGMMA | {"tile_k": 32}, "a line of a slot is 128 bytes: tile_k = 64"),
+    "teams: few columns": (TURNED_16, WGMMA | {"tile_n": 32, "thread_n": 8}, "64, 128, 256 columns"),
+    "teams: half a line": (TURNED_16, WGMMA | {"thread_n": 32}, "four lanes share a line"),
+    "teams: half a team": (TURNED_16, WGMMA | {"tile_m": 64, "thread_m": 4, "tile_n": 128, "thread_n": 32}, "one team"),
+    "teams: four": (TURNED_16, WGMMA | {"tile_m": 256, "tile_n": 128, "thread_n": 32}, "one team or two"),
+    "teams: one stage": (TURNED_16, WGMMA | {"stages": 1}, "stages = 2 or more"),
+    "teams: many stages": (TURNED_16, WGMMA | {"stages": 6}, "bytes of shared memory"),
+    "teams: many sums": (TURNED_16, WGMMA | {"thread_m": 4, "stages": 2}, "would hold 264 registers of data"),
+    "teams: bound": (TURNED_16, WGMMA | {"blocks_per_sm": 2}, "blocks_per_sm = 0"),
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
     "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),
     "f32 straight": (problem("16x512", order='["cols", "inner"]'), STREAM | {"vector": 4}, "stored or cast"),
@@ -152,6 +174,31 @@ def test_tensor_cores_need_a_device_and_a_problem_that_have_them() -> None:
         assert {s.fragment for s in space(asked, H200).legal} == {default_schedule(asked, H200).fragment} == {"mma"}
         assert {s.fragment for s in space(asked, T4).legal} == {"simt"}
     assert not any(has_tensor_cores(asked, H200) for asked in (problem(), MIXED, problem(formula="exp(x) @ w + bias")))
+
+
+def test_teams_need_the_one_architecture_that_has_their_instructions() -> None:
+    assert refusal(TURNED_16, schedule_from(WGMMA), H200) is None
+    assert refusal(TURNED_16, schedule_from(WGMMA), target("a100")) == "fragment = wgmma needs sm_90"
+    assert "that sm_90 alone has; this is sm_100: fragment = mma" in str(
+        refusal(TURNED_16, schedule_from(WGMMA), target("b200"))
+    )
+    module = emit(TURNED_16, schedule_from(WGMMA))
+    assert (module.min_arch, job_of(module, 90).options[0]) == (90, "--gpu-architecture=sm_90a")
+    assert job_of(emit(TURNED_16, schedule_from(MMA)), 90).options[0] == "--gpu-architecture=sm_90"
+    many = problem("4096x4096", inner=4096, dtype="bf16", order='["cols", "inner"]')
+    assert default_schedule(many, H200).fragment == "wgmma"
+    assert default_schedule(many, target("b200")).fragment == "mma"
+
+
+def test_what_teams_own_and_what_slots_hold_follow_from_the_tile() -> None:
+    plan = tile_problem_plan(TURNED_16, schedule_from(WGMMA))
+    assert (plan.schedule.threads, plan.threads) == (256, 384)
+    assert [plan.piece(axis) for axis in ("rows", "cols")] == [1, 8]
+    assert plan.shared_bytes == 4 * (128 + 256) * 64 * 2 + 4 * 2 * 8
+    launch = emit(TURNED_16, schedule_from(WGMMA)).kernels[0].launch
+    assert (launch.threads, launch.persistent, launch.walks) == (384, 1, True)
+    sizes = {"cols": 512, "inner": 128}
+    assert [launch.grid(rows=rows, sm_count=3, **sizes) for rows in (0, 1, 128, 129, 4096)] == [0, 2, 2, 3, 3]
 
 
 def test_what_a_lane_owns_and_what_slots_hold_follow_from_the_fragment() -> None:
@@ -309,8 +356,8 @@ def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str)
     schedule = schedule_from(knobs)
     found = repair(asked, schedule, H200)
     assert found is not None
-    if name == "no tiles":
-        assert found.changes is None, "five sizes are more than a change"
+    if name in ("no tiles", "teams: an odd pitch"):
+        assert found.changes is None, "five sizes, or all that teams ask for, are more than a change"
     else:
         assert found.changes
         assert refusal(asked, schedule.varied(**found.changes), H200) is None

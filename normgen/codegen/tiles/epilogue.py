@@ -17,6 +17,8 @@ WIDTH = "kWidth"  # elements of a vector of the result
 class Epilogue:
     """Rows of a thread's tile one after another, in each the vectors that it owns there."""
 
+    first = "n0 == 0 && tn == 0"  # who stores values of a line, which others have, too
+
     def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
         self.access, self.plan, self.reduced = access, access.plan, reduced
         cut = self.plan.cut
@@ -24,7 +26,7 @@ class Epilogue:
         self.at = {cut.m: "m", cut.n: "n"}
         kinds = value_kinds(self.plan.program)
         self.axes = {name: {*kind.axes} for name, kind in kinds.items()}
-        texts = {r.names[0]: f"{r.names[0]}_sum[i][j + e]" for r in cut.sums}
+        texts = {r.names[0]: self.sum_of(r.names[0]) for r in cut.sums}
         texts |= {r.names[0]: f"{r.names[0]}_all[i]" for r in cut.left.riding}
         texts |= {r.names[0]: f"{r.names[0]}_all[j + e]" for r in cut.right.riding}
         place = "all[i]" if self.plan.is_online else "found[own_m(i)]"
@@ -39,11 +41,26 @@ class Epilogue:
         """How a value's variable ends: e of an element, m of one for a whole line."""
         return "e" if self.n in self.axes[name] else "m" if self.axes[name] else "value"
 
-    def statements(self) -> list[Statement]:
+    def sum_of(self, name: str) -> str:
+        """A thread's sum of the element that is at hand."""
+        return f"{name}_sum[i][j + e]"
+
+    def parts(self) -> tuple[list[Load | Map | Store | Reduce], list[Load | Map | Store | Reduce]]:
+        """What is computed for a line, and for each element."""
         epilogue = self.plan.cut.epilogue
         lines = [s for s in epilogue if self.n not in self._axes_of(s) and self._axes_of(s)]
-        elements = [s for s in epilogue if self.n in self._axes_of(s)]
+        return lines, [s for s in epilogue if self.n in self._axes_of(s)]
+
+    @property
+    def inside(self) -> tuple[str, str]:
+        """Whether the line, and the column, that are at hand lie within the result."""
         inside_m, inside_n = (self.access.inside({axis: index}) for axis, index in self.at.items())
+        return inside_m, inside_n
+
+    def statements(self) -> list[Statement]:
+        epilogue = self.plan.cut.epilogue
+        lines, elements = self.parts()
+        inside_m, inside_n = self.inside
         vectors = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
         over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
         start, end = (self.reduced.start_row(), self.reduced.end_row()) if self.reduced else ([], [])
@@ -72,7 +89,7 @@ class Epilogue:
         for step in steps:
             if isinstance(step, Store):
                 write = write_one(self.access, step, self.at, self.names[step.value])
-                found += when("n0 == 0 && tn == 0", *write)  # others have the same value
+                found += when(self.first, *write)
                 continue
             assert not isinstance(step, Reduce), "an element is reduced"
             value = (

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from normgen.codegen.module import Param
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, function, loop, setting
 from normgen.codegen.tiles.access import TileAccess
+from normgen.codegen.tiles.raster import Raster
 from normgen.codegen.tiles.side import UNROLL, MatrixSide, SideText
 from normgen.schedule.tiles.fragment import DEEP, PAD, PIECE
 
@@ -21,6 +23,19 @@ class SimtText:
 
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         self.access, self.plan, self.sides = access, access.plan, sides
+
+    def params(self) -> list[Param]:
+        """Of the kernel, beside those of its tensors."""
+        return []
+
+    def place(self) -> list[Statement]:
+        """Which tile a block owns."""
+        return Raster(self.access).of_block()
+
+    def own(self, letter: str) -> str:
+        """The place in a tile of a thread's element i of an axis."""
+        own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
+        return own.format(letter.lower(), letter)
 
     def depth(self) -> list[Let]:
         """Constants of a step along k."""

@@ -26,18 +26,22 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
+from normgen.codegen.tiles.exchanged import exchanged
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.parts import PartsText
 from normgen.codegen.tiles.reduced import ReducedText
+from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.codegen.tiles.streamed import StreamedText
+from normgen.codegen.tiles.wgmma import WgmmaText
 from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.fragment import Mma, Simt, Streamed
 from normgen.schedule.tiles.plan import TilePlan
+from normgen.schedule.tiles.wgmma import Wgmma
 
 SYNC = "__syncthreads()"
-TEXTS: dict[type[Simt], type[SimtText]] = {Simt: SimtText, Mma: MmaText, Streamed: StreamedText}
+TEXTS: dict[type[Simt], type[SimtText]] = {Simt: SimtText, Mma: MmaText, Streamed: StreamedText, Wgmma: WgmmaText}
 NEXT_STAGE = Set("stage", "stage + 1 < kStages ? stage + 1 : 0")
 
 
@@ -75,9 +79,11 @@ class TileKernel:
         sizes += [Source.ROWS_PER_BATCH] if self.plan.in_batches else []
         counted = (Param(name=z.value, ctype="int", source=z) for z in sizes)
         left = self.reduced.params() if self.reduced else ()
-        return (*tensor_params(self.problem), *counted, *scalars, *left)
+        return (*tensor_params(self.problem), *counted, *scalars, *left, *self.fragment.params())
 
     def declared(self, param: Param) -> str:
+        if param.source is Source.TENSOR_MAP:
+            return f"{param.ctype} {param.name}"
         return declare(self.problem, param)
 
     @property
@@ -88,9 +94,10 @@ class TileKernel:
             lines = Source.ROWS_PER_BATCH if cut.m == "rows" else SOURCES[cut.m]
             tiles = ((Source.BATCHES, 1), (lines, s.tile_m), (SOURCES[cut.n], s.tile_n))
         return Launch(
-            threads=s.threads,
+            threads=self.plan.threads,
             cluster=s.cluster,
             tiles=tiles,
+            persistent=self.plan.fragment.resident,
             shared_bytes=self.plan.shared_bytes,
             dependent=s.chained,
         )
@@ -103,7 +110,7 @@ class TileKernel:
     def constants(self) -> list[Let]:
         plan, s = self.plan, self.plan.schedule
         found: list[Let] = [setting(self.access.size(a), plan.size(a)) for a in ("cols", "inner") if plan.is_fixed(a)]
-        found.append(setting("kThreads", s.threads))
+        found.append(setting("kThreads", self.plan.threads))
         for x, axis, own in (("M", plan.cut.m, s.thread_m), ("N", plan.cut.n, s.thread_n)):
             found.append(setting(f"kTile{x}", plan.tile(axis), f"of {axis}, what a block owns"))
             found.append(setting(f"kThread{x}", own, f"of {axis}, what a thread owns"))
@@ -130,63 +137,30 @@ class TileKernel:
 
     def thread(self) -> list[Statement]:
         """Which tile a block owns, and which part of it a thread."""
-        n = self.access.size(self.plan.cut.n)
-        own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
-        blocks_m = Let("const int", "blocks_m", f"({self.access.size(self.plan.cut.m)} + kTileM - 1) / kTileM")
-        tile, first = self.parts.block, ""
-        start: list[Statement] = [blocks_m]
-        if self.plan.in_batches:
-            m = self.plan.cut.m
-            length = "rows_per_batch" if m == "rows" else self.access.size(m)
-            first = "rows_begin + " if m == "rows" else ""
-            start = [
-                Let("const int", "blocks_m", f"({length} + kTileM - 1) / kTileM"),
-                Let("const int", "batch", f"{tile} / blocks_n / blocks_m"),
-                Let("const int", "rows_begin", "batch * rows_per_batch"),
-                Let("const int", "rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
-            ]
-            tile = f"{tile} % (blocks_m * blocks_n)"
+        own_m, own_n = (self.fragment.own(letter) for letter in "MN")
         return [
-            Let("const int", "blocks_n", f"({n} + kTileN - 1) / kTileN"),
-            *start,
-            *(self.grouped(tile, first) if self.plan.fragment.group > 1 else self.by_lines(first)),
+            *self.fragment.place(),
             *self.fragment.lanes(),
             Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
-            Let("const auto", "own_m", own.format("m", "M")),
-            Let("const auto", "own_n", own.format("n", "N")),
+            Let("const auto", "own_m", own_m),
+            Let("const auto", "own_n", own_n),
             *self.fragment.lines(),
             *self.parts.begin(),
             Gap(),
         ]
 
-    def by_lines(self, first: str) -> list[Statement]:
-        """Tiles follow each other along n."""
-        of_batch, tile = " % blocks_m" if self.plan.in_batches else "", self.parts.block
-        return [
-            Let("const int", "m0", f"{first}{tile} / blocks_n{of_batch} * kTileM"),
-            Let("const int", "n0", f"{tile} % blocks_n * kTileN"),
-        ]
-
-    def grouped(self, tile: str, first: str) -> list[Statement]:
-        """Lines of tiles follow each other in groups, each column by column."""
-        return [
-            Comment("Tiles of kGroup lines follow each other by columns: blocks that run together share sides in L2."),
-            Let("const int", "tile", tile),
-            Let("const int", "group_m", "tile / (kGroup * blocks_n) * kGroup"),
-            Let("const int", "lines", "min(blocks_m - group_m, kGroup)"),
-            Let("const int", "m0", f"{first}(group_m + tile % (kGroup * blocks_n) % lines) * kTileM"),
-            Let("const int", "n0", "tile % (kGroup * blocks_n) / lines * kTileN"),
-        ]
-
     def shared(self) -> list[Statement]:
-        """Where the slots lie: all stages of one factor, then those of the next."""
+        return self.slots()[0]
+
+    def slots(self) -> tuple[list[Statement], str]:
+        """Where the slots lie: all stages of one factor, then those of the next; and what is behind them."""
         found: list[Statement] = []
         start = f"reinterpret_cast<{self.sides[0].held_as}*>(dynamic_shared())"
         for side in self.sides:
             for name in side.slots.values():
                 found.append(Let(f"{side.held_as}* const", f"{name}_tiles", start))
                 start = f"{name}_tiles + kStages * kTile{side.letter if side.lies_deep else 'K'} * {side.line_length}"
-        return found
+        return found, start
 
     def sums(self) -> list[Statement]:
         found: list[Statement] = [Do(f"float {r.names[0]}_sum[kThreadM][kThreadN] = {{}}") for r in self.plan.cut.sums]
@@ -253,7 +227,7 @@ class TileKernel:
         stage = stage if self.stages > 1 else ""
         return f"deposit({', '.join(filter(None, (stage, k0 if self.numbers_k else '')))})"
 
-    def over_k(self, body: Sequence[Statement]) -> Statement:
+    def over_k(self, body: Sequence[Statement]) -> For:
         k = self.plan.cut.k
         return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.end(k)}; k0 += kTileK)", tuple(body))
 
@@ -360,42 +334,9 @@ class TileKernel:
 
     # ---- the whole ---------------------------------------------------------------------------------------------
 
-    def work(self) -> list[Statement]:
-        if not self.plan.in_shared:
-            return self.fragment.from_memory()
-        run = self.past_registers() if self.copied else self.through_registers()
-        return [*self.functions(), *run, *self.riding()]
-
-    def comment(self) -> tuple[str, ...]:
-        plan, cut = self.plan, self.plan.cut
-        size = ", any sizes" if self.problem.any_cols else ""
-        what = f"{self.problem.spec.name} {self.problem.direction.value}{size}"
-        tile = f"a block owns a tile of {cut.m} (m) and {cut.n} (n), of which a thread keeps its part in registers"
-        way = "Each thread reads what it multiplies."
-        if plan.in_shared:
-            left, right = ("by cp.async" if side.copies else "by way of registers" for side in self.sides)
-            by = left if left == right else f"those of {cut.m} {left}, of {cut.n} {right}"
-            way = f"Tiles of both sides pass through shared memory, {by}."
-        last = ["The last block combines what all leave of the result's reductions."] if self.reduced else []
-        by_warps = self.fragment.said
-        waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
-        if self.moving:
-            waits = [
-                f"When a tile moves {self.moving.top}, so does all that is summed of exponentials about the old one."
-            ]
-        taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
-        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *by_warps, *waits, *last, *taken)
-
-    def text(self) -> KernelText:
-        plan, s = self.plan, self.plan.schedule
-        scalars = [
-            Let("const float", name, f"element({self.access.read(load.tensor, {}, '1')}, 0)")
-            for load in plan.program.loads
-            if (name := self.access.scalars.get(load.name))
-        ]
-        body = [
-            *self.constants(),
-            *(self.shared() if plan.in_shared else []),
+    def of_one_tile(self, scalars: list[Statement]) -> list[Statement]:
+        """What a block does that has one."""
+        return [
             *self.known_of_rows(),
             Gap(),
             *self.thread(),
@@ -410,15 +351,63 @@ class TileKernel:
             AT_LOADS,
             *Epilogue(self.access, self.reduced).statements(),
             *(self.reduced.statements() if self.reduced else []),
+        ]
+
+    def of_tiles(self, fragment: WgmmaText, scalars: list[Statement]) -> list[Statement]:
+        """What a block does that goes from one to the next."""
+        ring = Ring(self.slots()[1])
+        behind = exchanged(self.access, results=self.plan.piece(self.plan.cut.n) == 2)
+        work = fragment.work(ring, self.over_k, behind)
+        return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
+
+    def work(self) -> list[Statement]:
+        if not self.plan.in_shared:
+            return self.fragment.from_memory()
+        run = self.past_registers() if self.copied else self.through_registers()
+        return [*self.functions(), *run, *self.riding()]
+
+    def comment(self) -> tuple[str, ...]:
+        plan, cut = self.plan, self.plan.cut
+        size = ", any sizes" if self.problem.any_cols else ""
+        what = f"{self.problem.spec.name} {self.problem.direction.value}{size}"
+        tile = f"a block owns a tile of {cut.m} (m) and {cut.n} (n), of which a thread keeps its part in registers"
+        way = "Each thread reads what it multiplies."
+        if plan.in_shared:
+            left, right = (side.way for side in self.sides)
+            by = left if left == right else f"those of {cut.m} {left}, of {cut.n} {right}"
+            way = f"Tiles of both sides pass through shared memory, {by}."
+        last = ["The last block combines what all leave of the result's reductions."] if self.reduced else []
+        by_warps = self.fragment.said
+        waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
+        if self.moving:
+            waits = [
+                f"When a tile moves {self.moving.top}, so does all that is summed of exponentials about the old one."
+            ]
+        taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
+        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *by_warps, *waits, *last, *taken)
+
+    def text(self) -> KernelText:
+        plan, s = self.plan, self.plan.schedule
+        fragment = self.fragment
+        scalars: list[Statement] = [
+            Let("const float", name, f"element({self.access.read(load.tensor, {}, '1')}, 0)")
+            for load in plan.program.loads
+            if (name := self.access.scalars.get(load.name))
+        ]
+        body = [
+            *self.constants(),
+            *(self.shared() if plan.in_shared else []),
+            *(self.of_tiles(fragment, scalars) if isinstance(fragment, WgmmaText) else self.of_one_tile(scalars)),
             *AT_END,
         ]
-        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain}
-        config |= {"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}
+        config: dict[str, int | str] = {"kThreads": plan.threads, "Chain": self.chain}
+        resident = plan.fragment.resident or s.blocks_per_sm
+        config |= {"kBlocksPerSm": resident} if resident else {}
         return KernelText(
             name=self.name,
             comment=self.comment(),
             params=tuple(map(self.declared, self.params)),
-            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
+            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if resident else ""),
             config=config,
             body=pruned(body),
         )

@@ -14,11 +14,6 @@ class PartsText:
     def __init__(self, access: TileAccess) -> None:
         self.access, self.plan = access, access.plan
 
-    @property
-    def block(self) -> str:
-        """The number of a block's tile."""
-        return "blockIdx.x" if self.plan.parts == 1 else "blockIdx.x / kParts"
-
     def constants(self) -> list[Let]:
         if self.plan.parts == 1:
             return []

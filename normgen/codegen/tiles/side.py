@@ -58,6 +58,11 @@ class SideText:
         return self.plan.copies(self.side)
 
     @property
+    def way(self) -> str:
+        """How its tiles reach shared memory."""
+        return "by cp.async" if self.copies else "by way of registers"
+
+    @property
     def scales(self) -> bool:
         """Whether a thread makes factors of what it has copied."""
         return self.plan.scales(self.side)

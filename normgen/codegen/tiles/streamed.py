@@ -56,7 +56,7 @@ class StreamedText(SimtText):
         lines += [Do(f"ask_l2({self.access.address(load.tensor, place)})") for load in side.side.loads]
         inside = f"k < {self.access.end(side.k)}"
         over = loop("i", f"kTile{side.letter} / {LINES}", lines, unroll=UNROLL)
-        body: list[Statement] = [Let("const int", "k", self.place(self.first)), If(inside, (over,))]
+        body: list[Statement] = [Let("const int", "k", self.along_k(self.first)), If(inside, (over,))]
         return [loop("ahead", "kAhead", body, unroll=UNROLL)]
 
     @property
@@ -65,7 +65,7 @@ class StreamedText(SimtText):
         begin = self.access.begin(self.plan.cut.k)
         return "warp * kTileK" if begin == "0" else f"{begin} + warp * kTileK"
 
-    def place(self, start: str, ahead: str = "ahead") -> str:
+    def along_k(self, start: str, ahead: str = "ahead") -> str:
         """Where along k a lane's vector is, of those that a warp has from `start` on."""
         return f"{start} + {K_LANES * VECTOR} * {ahead} + lane % {K_LANES} * kVector"
 
@@ -106,7 +106,7 @@ class StreamedText(SimtText):
         """
         found: list[Statement] = []
         for side in reversed(self.sides):
-            own = self.place("k0", "(first + ahead)") + ("" if side.lies_deep else f" + i % {VECTOR}")
+            own = self.along_k("k0", "(first + ahead)") + ("" if side.lies_deep else f" + i % {VECTOR}")
             lines: list[Statement] = [Let("const int", "k", own)]
             hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
             inside = self.access.inside({side.k: "k"})
@@ -164,7 +164,7 @@ class StreamedText(SimtText):
         if not side.side.riding:
             return []
         texts = {load.name: f"element({load.name}_vec[first + ahead][i], e)" for load in side.loads}
-        place = f"({self.place('k0', '(first + ahead)')} + e)"
+        place = f"({self.along_k('k0', '(first + ahead)')} + e)"
         at = {side.axis: f"({side.index}0 + {LINES} * i + line)", side.k: place}
         values, names = side.values(texts, {}, at)
         body = [*values, *side.ride(names, self.access.inside(at), "[i]")]

@@ -51,6 +51,7 @@ using cudaError_t = CUresult;
 using cudaStream_t = CUstream;
 constexpr cudaError_t cudaSuccess = CUDA_SUCCESS;
 constexpr cudaError_t cudaErrorInvalidValue = CUDA_ERROR_INVALID_VALUE;
+constexpr cudaError_t cudaErrorNotSupported = CUDA_ERROR_INVALID_VALUE;
 constexpr cudaError_t cudaErrorInvalidConfiguration = CUDA_ERROR_INVALID_VALUE;
 constexpr cudaError_t cudaErrorMisalignedAddress = CUDA_ERROR_MISALIGNED_ADDRESS;
 
@@ -256,6 +257,17 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* how, void (*func
   const DriverConfig config(*how);
   void* arguments[] = {const_cast<void*>(static_cast<const void*>(&given))...};
   return driver().cuLaunchKernelEx_(&config.config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
+}
+
+// What the driver has by that name.
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+enum { cudaEnableDefault };
+inline cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** address, unsigned long long,
+                                           cudaDriverEntryPointQueryResult* answer) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  *address = library != nullptr ? dlsym(library, symbol) : nullptr;
+  *answer = cudaDriverEntryPointSuccess;
+  return *address != nullptr ? cudaSuccess : cudaErrorNotSupported;
 }
 
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {

@@ -23,7 +23,6 @@ from normgen.schedule.tiles.plan import OTHER_REGISTERS, TilePlan, tile_problem_
 WARP = 32
 SCHEDULERS = 4  # of an SM: a warp instruction each a clock
 SHARED_BYTES = 128  # of shared memory, a clock
-BARRIER = 150  # clocks from one step to the next of a block, which other blocks on its SM fill
 STEP = 40  # instructions of a thread beside products and accesses, a step
 MEETING = 900  # clocks until the first block of a cluster has what another one hands on
 HANDED = 0.45  # ... and for each number
@@ -41,8 +40,8 @@ def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int
     rounds, rest = divmod(busiest, held)
     last = _step(plan, rest, device) if rest else 0.0
     behind = plan.fragment.behind + MEETING * (plan.parts - 1) + HANDED * plan.handed_floats
-    loops = rounds * steps * _step(plan, held, device) + steps * last
-    return busiest * _looks(plan) + loops + (rounds + (rest > 0)) * behind
+    beside = busiest * (_looks(plan) + plan.fragment.tile_clocks) + (rounds + (rest > 0)) * behind
+    return beside + rounds * steps * _step(plan, held, device) + steps * last
 
 
 def tiles_of(problem: Problem, s: Schedule) -> int:
@@ -86,7 +85,7 @@ def expected_registers(plan: TilePlan) -> int:
     """Of a thread, before the compiler says."""
     s = plan.schedule
     need = plan.held_registers + OTHER_REGISTERS
-    bound = min(255, 65536 // s.threads // max(1, s.blocks_per_sm))
+    bound = min(255, 65536 // plan.threads // max(1, s.blocks_per_sm))
     return min(bound, need if s.blocks_per_sm or not plan.fragment.moves else int(need * UNBOUND))
 
 
@@ -94,8 +93,10 @@ def resident(plan: TilePlan, device: Device, registers: int | None = None) -> in
     """Blocks that fit an SM at once."""
     s = plan.schedule
     a_warp = -(-(registers or expected_registers(plan)) * WARP // 256) * 256
-    by_registers = device.registers_per_sm // (a_warp * -(-s.threads // WARP))
+    by_registers = device.registers_per_sm // (a_warp * -(-plan.threads // WARP))
     by_shared = device.shared_per_sm // (plan.shared_bytes + 1024)
+    if plan.fragment.resident:
+        return plan.fragment.resident
     return max(1, min(by_registers, by_shared, device.threads_per_sm // s.threads, device.blocks_per_sm))
 
 
@@ -113,7 +114,7 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
-    busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
+    busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + plan.fragment.step_clocks / blocks
     busy = max(busy, blocks * _asked(plan) * plan.fragment.depth / plan.fragment.l2_bytes)
     wait = plan.fragment.wait
     return max(busy, wait / ahead) if ahead else busy + wait / blocks

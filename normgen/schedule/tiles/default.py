@@ -28,7 +28,12 @@ def default_of_tiles(problem: Problem, device: Device) -> Schedule:
     if contraction(problem).ahead or few_lines:
         return min(legal, key=lambda s: (clocks[s], -s.stages))
     alike = [s for s in legal if clocks[s] <= ALIKE * min(clocks.values())]
-    return min(alike, key=lambda s: (asked_bytes(problem, s), clocks[s], -s.stages, -s.thread_m))
+    return min(alike, key=lambda s: (asked_bytes(problem, s), clocks[s], -s.stages, _reads(s)))
+
+
+def _reads(s: Schedule) -> int:
+    """Of tiles alike in all else, what shared memory is read less for: tall parts of threads, wide ones of teams."""
+    return s.thread_m if s.fragment is Fragment.WGMMA else -s.thread_m
 
 
 def fallbacks_of_tiles(_: Problem) -> tuple[Schedule, ...]:

@@ -1,8 +1,9 @@
 """How the threads of a block multiply a tile: what its slots hold, what of the result a lane owns, and what that takes.
 
-simt  a thread multiplies factors of its own, which it reads as floats, a piece at a time
-mma   the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores: they
-      read them of shared memory, or with hold = reload straight from memory
+simt   a thread multiplies factors of its own, which it reads as floats, a piece at a time
+mma    the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores: they
+       read them of shared memory, or with hold = reload straight from memory
+wgmma  the lanes of four warps multiply 64 lines by up to 256 columns, which lie in shared memory (wgmma.py)
 
 Either way the lanes of a warp are a rectangle, and a lane owns pieces of the result's lines, equally far apart along m
 and along n: all that is behind the products knows no more of them.
@@ -40,6 +41,9 @@ class Simt:
     scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
     reads_ahead = False  # whether factors of a step are read while those of the step before are multiplied
     held_bytes = F32.bytes  # of an element in a slot
+    producers = 0  # threads of a block that own nothing of the result: they ask for tiles
+    resident = 0  # blocks of an SM that go from tile to tile; 0: a block has one
+    step_clocks = 150  # from one step to the next of a block, which other blocks on its SM fill
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
     moves = True  # whether threads bring tiles to shared memory
     busy_warps = 0  # of an SM, without which its units wait for their latency
@@ -99,6 +103,21 @@ class Simt:
     def exchanged_floats(self) -> int:
         """Of shared memory, through which warps that share k add up their sums."""
         return 0
+
+    def registers(self, device: Device) -> int:
+        """What a thread may have at most."""
+        s = self.schedule
+        return min(255, device.registers_per_sm // max(1, s.threads) // max(1, s.blocks_per_sm))
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Of shared memory, of what tells that tiles have come."""
+        return 0
+
+    @property
+    def tile_clocks(self) -> float:
+        """Of a tile beside its steps."""
+        return 0.0
 
     @property
     def factors(self) -> int:
@@ -397,10 +416,3 @@ def takes_tensor_cores(problem: Problem) -> bool:
 def has_tensor_cores(problem: Problem, device: Device) -> bool:
     """The same of a device."""
     return bool(device.tensor_fmas) and takes_tensor_cores(problem)
-
-
-def fragment_of(problem: Problem, schedule: Schedule, cut: Contraction) -> Simt:
-    """That of a schedule."""
-    if schedule.fragment is Fragment.SIMT:
-        return Simt(problem, schedule, cut)
-    return (Mma if schedule.hold is Hold.SHARED else Streamed)(problem, schedule, cut)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from normgen.knobs import Copy, Hold, SoftmaxMethod
+from normgen.knobs import Copy, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.frozen import frozen
@@ -19,7 +19,8 @@ from normgen.program.source import written_program
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Contraction, Side, contraction, contraction_of
-from normgen.schedule.tiles.fragment import Simt, fragment_of
+from normgen.schedule.tiles.fragment import Mma, Simt, Streamed
+from normgen.schedule.tiles.wgmma import Wgmma
 from normgen.spec.formula import Name
 
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
@@ -39,7 +40,13 @@ class TilePlan:
     @cached_property
     def fragment(self) -> Simt:
         """Who multiplies the factors."""
-        return fragment_of(self.problem, self.schedule, self.cut)
+        kinds = {Fragment.SIMT: Simt, Fragment.MMA: Mma if self.in_shared else Streamed, Fragment.WGMMA: Wgmma}
+        return kinds[self.schedule.fragment](self.problem, self.schedule, self.cut)
+
+    @property
+    def threads(self) -> int:
+        """Of a block: those that own a part of the result, and those that do not."""
+        return self.schedule.threads + self.fragment.producers
 
     def size(self, axis: str) -> int:
         return self.problem.sizes.along(axis)
@@ -82,7 +89,7 @@ class TilePlan:
 
     def copies(self, side: Side) -> bool:
         """Whether a side's tiles reach shared memory past the registers: cp.async moves what is stored as a slot is."""
-        return self.schedule.copy is Copy.CP_ASYNC and not self.way_through_registers(side)
+        return self.schedule.copy is not Copy.DIRECT and not self.way_through_registers(side)
 
     def scales(self, side: Side) -> bool:
         """Whether a thread makes the factors of what it has copied itself, where that lies."""
@@ -192,7 +199,8 @@ class TilePlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: tiles, and what is known of each row of the tile."""
         statistics = self.schedule.stages if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
-        return 4 * (self.slots_floats + self.handed_floats + statistics * self.schedule.tile_m)
+        floats = self.slots_floats + self.handed_floats + statistics * self.schedule.tile_m
+        return 4 * floats + self.fragment.barrier_bytes
 
     # ---- a thread's part ---------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store
 OWN |= {"blocks_per_sm", "softmax", "cluster"}
 MOST_PARTS = 8  # of a tile: blocks of a cluster that every device of clusters can have
 WIDEST = 16  # bytes of an access
+MOST_ROWS_AHEAD = 4
 
 
 def cut(_: Problem, s: Schedule, __: Device) -> str | None:
@@ -48,7 +49,7 @@ def place(_: Problem, s: Schedule, __: Device) -> str | None:
         return (
             "a thread that reads what it multiplies reads it element by element: stages = 1, copy = direct, vector = 1"
         )
-    if s.copy is Copy.BULK:
+    if s.copy is Copy.BULK and s.fragment is not Fragment.WGMMA:
         return "bulk copies move rows to shared memory as they are: copy = direct or cp_async"
     if s.stages > 2 and s.copy is Copy.DIRECT:
         return "by way of registers one tile is on its way while another is multiplied: stages = 1 or 2"
@@ -87,6 +88,10 @@ def fragment(problem: Problem, s: Schedule, device: Device) -> str | None:
     least = KNOBS["fragment"].least_arch.get(s.fragment, 0)
     if device.arch < least:
         return f"fragment = {s.fragment} needs sm_{least}"
+    if s.fragment is Fragment.WGMMA and device.arch != least:
+        return (
+            f"fragment = wgmma is made of instructions that sm_{least} alone has; this is {device.sm}: fragment = mma"
+        )
     return tile_problem_plan(problem, s).fragment.refusal()
 
 
@@ -118,9 +123,9 @@ def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def registers(problem: Problem, s: Schedule, device: Device) -> str | None:
     plan = tile_problem_plan(problem, s)
-    limit = min(255, device.registers_per_sm // max(1, s.threads) // max(1, s.blocks_per_sm)) - OTHER_REGISTERS
+    limit = plan.fragment.registers(device) - OTHER_REGISTERS
     if plan.held_registers > limit:
-        return f"a thread would hold {plan.held_registers} registers of data; {s.threads} threads leave it {limit}"
+        return f"a thread would hold {plan.held_registers} registers of data; {plan.threads} threads leave it {limit}"
     return None
 
 
@@ -161,6 +166,8 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     """A kernel of rows has no tiles."""
     if s.tile_m or s.tile_n or s.tile_k or s.thread_m or s.thread_n:
         return "a row has no tiles: tile_m, tile_n, tile_k, thread_m and thread_n are 0"
+    if s.stages > MOST_ROWS_AHEAD:
+        return f"at most {MOST_ROWS_AHEAD} rows are in flight: stages = {MOST_ROWS_AHEAD} or less"
     if s.fragment is not Fragment.SIMT:
         return "a row has no products of matrices: fragment = simt"
     return None

@@ -17,6 +17,7 @@ from normgen.schedule.tiles.fragment import has_tensor_cores
 from normgen.schedule.tiles.online import moves
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 from normgen.schedule.tiles.rules import vector as vector_rule
+from normgen.schedule.tiles.wgmma import COLUMNS, LINES, SWIZZLED
 
 # Sides of a tile differ by at most this factor: a wider one reads more for the products that it has.
 MOST_OBLONG = 4
@@ -24,6 +25,8 @@ THREADS = {Fragment.SIMT: (64, 128, 256), Fragment.MMA: (32, 64, 128, 256)}  # o
 LARGEST = 128  # elements of the result that a thread owns
 MOST_CUTS = {Fragment.SIMT: 20, Fragment.MMA: 40}  # that are searched
 NEAR = 2.0  # cuts that the formula gives up to so many times the clocks of the best one
+TEAMS = ((64, 2), (128, 2), (128, 4), (256, 4))  # (tile_m, thread_m) of one team, or of two
+MOST_DEPTHS = 3  # numbers of stages of a tile of teams that are searched
 # How tiles come: (copy, stages, tile_k)
 WAYS = (
     (Copy.CP_ASYNC, 3, 16),
@@ -81,7 +84,7 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
     best = {base: min((c for s in made if (c := _clocks(problem, s, device))), default=math.inf)
             for base, made in in_ways.items()}  # fmt: skip
     near = sorted((base for base in bases if best[base] <= NEAR * min(best.values())), key=best.__getitem__)
-    streamed = streams(problem, device) if fragment is Fragment.MMA else ()
+    streamed = (*streams(problem, device), *teams(problem, device)) if fragment is Fragment.MMA else ()
     in_parts = (part for base in near[: MOST_CUTS[fragment]] for found in in_ways[base]
                 for part in parted(problem, found, device))  # fmt: skip
     for found in (*streamed, *in_parts):
@@ -113,6 +116,19 @@ def parted(problem: Problem, s: Schedule, device: Device) -> Iterator[Schedule]:
     yield s
     if s.fragment is Fragment.MMA and tiles_of(problem, s) < 2 * device.sm_count:
         yield s.varied(cluster=2)
+
+
+def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Of many lines: tiles that teams of four warps multiply, with as many stages as there is room for, or fewer."""
+    vector, cut = widest(problem, device), contraction(problem)
+    way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector, tile_k=SWIZZLED)
+    sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
+    for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):
+        if tile_m >= 2 * max(sizes[0], LINES) or tile_n >= 2 * max(sizes[1], LINES):
+            continue
+        tile = way.varied(tile_m=tile_m, tile_n=tile_n, thread_m=thread_m, thread_n=tile_n // 4)
+        depths = (tile.varied(stages=stages) for stages in reversed(KNOBS["stages"].values))
+        yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
 
 
 def _clocks(problem: Problem, s: Schedule, device: Device) -> float:

@@ -8,7 +8,7 @@ from normgen.cuda.compiler import compile_module
 from normgen.knobs import Copy, Fragment, Hold
 from normgen.schedule.schedule import Schedule
 from tests.codegen.test_compiled import _nvrtc_loads
-from tests.codegen.tiles.cases import CASES
+from tests.codegen.tiles.cases import CASES, STREAMED
 from tests.codegen.tiles.cases import OF_TENSORS as TENSOR_CASES
 from tests.cuda.compiled import ptx
 
@@ -54,6 +54,28 @@ def test_tensor_cores_keep_sums_and_factors_in_registers(name: str) -> None:
     first = 0 if schedule.copy is Copy.DIRECT else schedule.thread_m // 2 + sums * schedule.thread_n // 4
     assert text.count("ldmatrix") == reads + first
     assert ".f64" not in text
+
+
+TEAMS = LARGE.varied(fragment=Fragment.WGMMA, vector=8, copy=Copy.BULK, tile_k=64, stages=4, thread_m=2, thread_n=32)
+OF_TEAMS = {
+    "linear": TEAMS.varied(tile_n=256, thread_n=64),
+    "linear, f16": TEAMS.varied(tile_m=256, thread_m=4),
+    "two sums": TEAMS.varied(stages=3),
+    "all of 16 bits": TEAMS.varied(tile_n=256, thread_n=64),
+    "added to y": TEAMS.varied(tile_m=64, stages=8),
+    "numbers of rows and columns": TEAMS.varied(tile_n=64, thread_n=16, thread_m=4),
+}
+
+
+@pytest.mark.parametrize("name", OF_TEAMS)
+def test_teams_keep_their_sums_in_registers_and_leave_products_under_way(name: str) -> None:
+    """ptxas warns where it takes registers of products that are under way, and waits for each of them."""
+    module = STREAMED[name].module((4096, 4096, 4096), OF_TEAMS[name])
+    cubin = compile_module(module, 90)
+    [resources] = cubin.resources.values()
+    assert (resources.spill_bytes, resources.stack_bytes) == (0, 0)
+    assert "warning" not in cubin.log.lower()
+    assert len(module.text[module.text.index("template <class Config>\n__global__") :].splitlines()) <= 220
 
 
 @pytest.mark.parametrize("name", KERNELS)

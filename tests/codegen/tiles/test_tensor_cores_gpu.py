@@ -16,7 +16,8 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 
@@ -78,7 +79,28 @@ def spread(problem: Problem) -> list[Schedule]:
     picked = dict.fromkeys(
         [default_schedule(problem, device_facts(0)), *(legal[i * count // EACH] for i in range(EACH))]
     )
-    return [s for s in picked if s.fragment is Fragment.MMA]
+    return [s for s in picked if s.fragment is not Fragment.SIMT]
+
+
+TEAM = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "tile_k": 64}
+TILES = [  # tile_m, thread_m, tile_n, stages
+    *((64, 2, 64, 2), (64, 2, 64, 8), (64, 2, 128, 8), (64, 2, 256, 4), (128, 2, 64, 6), (128, 4, 64, 8)),
+    *((128, 2, 128, 3), (128, 4, 128, 6), (128, 2, 256, 2), (128, 2, 256, 4), (256, 4, 64, 4), (256, 4, 128, 4)),
+]
+OF_TEAMS: list[tuple[str, str, int, str]] = [
+    *(("linear", "1x8", 8, "bf16"), ("linear", "63x72", 56, "f16"), ("linear", "129x264", 72, "bf16")),
+    *(("linear", "1000x2008", 3000, "bf16"), ("linear", "5000x136", 520, "f16"), ("linear", "2048x4096", 1024, "bf16")),
+    *(("linear_add", "300x520", 200, "bf16"), ("linear_bias_gelu", "1200x768", 264, "f16")),
+]
+
+
+@pytest.mark.parametrize(("op", "shape", "inner", "dtype"), OF_TEAMS, ids=str)
+def test_teams_are_right_with_every_tile(op: str, shape: str, inner: int, dtype: str) -> None:
+    problem = problem_for(load(op), shape=shape, inner=inner, dtype=dtype, layout=TURNED)
+    knobs = (dict(zip(("tile_m", "thread_m", "tile_n", "stages"), tile, strict=True)) for tile in TILES)
+    schedules = [schedule_from({**TEAM, **tile, "thread_n": tile["tile_n"] // 4}) for tile in knobs]
+    assert all(refusal(problem, schedule, device_facts(0)) is None for schedule in schedules)
+    assert not wrong(problem, schedules)
 
 
 def wrong(problem: Problem, schedules: Sequence[Schedule]) -> list[str]:

@@ -9,6 +9,7 @@
 #define __noinline__
 #define __global__ __attribute__((noinline, used, visibility("hidden")))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __constant__ static
 #define NORMGEN_JOIN2(a, b) a##b
 #define NORMGEN_JOIN(a, b) NORMGEN_JOIN2(a, b)
@@ -70,6 +71,10 @@ unsigned normgen_cpu_ballot(unsigned mask, int predicate);
 unsigned normgen_cpu_activemask();
 void normgen_cpu_ldmatrix(const void* line, unsigned* parts, bool columns);
 void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, bool is_bf16);
+void normgen_cpu_wgmma(float* sums, const void* left, const void* right, bool adds, int columns, bool is_bf16);
+void normgen_cpu_wgmma_fence();
+void normgen_cpu_wgmma_commit();
+void normgen_cpu_wgmma_wait(int groups_left);
 void normgen_cpu_named_barrier(int id, int threads);
 void normgen_cpu_cluster_arrive(bool releases);
 void normgen_cpu_cluster_wait();
@@ -86,6 +91,7 @@ void normgen_cpu_mbarrier_arrive(unsigned long long* mbarrier, unsigned bytes);
 void normgen_cpu_mbarrier_wait(unsigned long long* mbarrier, unsigned parity);
 void normgen_cpu_dependency_trigger();
 void normgen_cpu_prefetch(const void* from, unsigned bytes);
+void normgen_cpu_tensor_load(void* to, const unsigned long long* map, int element, int line, unsigned long long* mbarrier);
 void normgen_cpu_bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* mbarrier);
 float normgen_cpu_atomic_add_float(float* target, float value);
 int normgen_cpu_atomic_add_int(int* target, int value);

@@ -123,6 +123,23 @@ NORMGEN_INLINE void mma_f16(const unsigned* left, const unsigned* right, float* 
   normgen_cpu_mma(left, right, upper, lower, false);
 }
 
+template <int kColumns>
+NORMGEN_INLINE void wgmma_bf16(float* sums, const void* left, const void* right, bool more) {
+  normgen_cpu_wgmma(sums, left, right, more, kColumns, true);
+}
+template <int kColumns>
+NORMGEN_INLINE void wgmma_f16(float* sums, const void* left, const void* right, bool more) {
+  normgen_cpu_wgmma(sums, left, right, more, kColumns, false);
+}
+NORMGEN_INLINE void wgmma_fence() { normgen_cpu_wgmma_fence(); }
+NORMGEN_INLINE void wgmma_commit() { normgen_cpu_wgmma_commit(); }
+template <int kLeft>
+NORMGEN_INLINE void wgmma_wait() { normgen_cpu_wgmma_wait(kLeft); }
+template <int kCount>
+NORMGEN_INLINE void leave_registers() {}
+template <int kCount>
+NORMGEN_INLINE void take_registers() {}
+
 NORMGEN_INLINE void mbarrier_init(unsigned long long* mbarrier, unsigned count) { normgen_cpu_mbarrier_init(mbarrier, count); }
 NORMGEN_INLINE void mbarrier_fence() { normgen_cpu_mbarrier_fence(); }
 NORMGEN_INLINE void mbarrier_expect_bytes(unsigned long long* mbarrier, unsigned bytes) { normgen_cpu_mbarrier_arrive(mbarrier, bytes); }
@@ -130,6 +147,9 @@ NORMGEN_INLINE void mbarrier_arrive(unsigned long long* mbarrier) { normgen_cpu_
 NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity) { normgen_cpu_mbarrier_wait(mbarrier, parity); }
 NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   normgen_cpu_bulk_load(shared, global, bytes, mbarrier);
+}
+NORMGEN_INLINE void tensor_load(void* shared, const void* map, int element, int line, unsigned long long* mbarrier) {
+  normgen_cpu_tensor_load(shared, static_cast<const unsigned long long*>(map), element, line, mbarrier);
 }
 template <typename Hint>
 NORMGEN_INLINE void bulk_load_by(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {

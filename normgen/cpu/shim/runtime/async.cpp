@@ -111,6 +111,9 @@ void start_thread_copy(void* to, const void* from, unsigned bytes, uintptr_t pc)
   machine.current->uncommitted.push_back(checked_copy(to, from, bytes, bytes, pc));
 }
 
+// 16 bytes of a line's 128 change places by the line's place among eight.
+uintptr_t swizzled(uintptr_t address) { return address ^ (address >> 7 & 7) << 4; }
+
 void fault_unawaited(const char* who, const Copy& copy) {
   record_fault(kUnawaited, copy.pc, "%s ends while %u bytes that it asked for are on their way to shared memory", who,
                copy.bytes);
@@ -125,6 +128,11 @@ void check_awaited(const Fiber& fiber) {
   }
   if (!fiber.uncommitted.empty()) return fault_unawaited("a thread", fiber.uncommitted.front());
   const Block& block = *fiber.block;
+  const Products& products = block.products[fiber.warp()];
+  if (!products.open.empty() || !products.groups.empty()) {
+    record_fault(kUnawaited, machine.image_begin, "thread %d ends while products that it asked for are under way", fiber.thread);
+    return;
+  }
   if (block.exited + 1 < static_cast<int>(block.fibers.size())) return;
   for (const auto& [address, mbarrier] : block.mbarriers) {
     if (!mbarrier.copies.empty()) return fault_unawaited("a block", mbarrier.copies.front());
@@ -200,6 +208,37 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
   check_proxy(mbarrier, pc);
   check_overwritten(Copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc}, pc);
   mbarrier.copies.push_back(checked_copy(to, from, bytes, 16, pc));
+  Block& block = *machine.current->block;
+  if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
+}
+
+// A box of a matrix of 16-bit elements; `map`: address, bytes of a pitch, elements of a line, lines, and of a box both.
+NORMGEN_API void normgen_cpu_tensor_load(void* shared, const unsigned long long* map, int element, int line,
+                                         unsigned long long* address) {
+  constexpr int64_t kPiece = 8, kBytes = 2;
+  const uintptr_t pc = NORMGEN_CALLER, to = reinterpret_cast<uintptr_t>(shared);
+  check_alignment(to, 1024, "the shared address of a swizzled tensor copy", pc);
+  check_alignment(map[0], 16, "the address of a matrix that tensor copies read", pc);
+  check_alignment(map[1], 16, "the pitch of a matrix that tensor copies read", pc);
+  Mbarrier& mbarrier = own_mbarrier(address, pc);
+  check_proxy(mbarrier, pc);
+  const auto length = static_cast<int64_t>(map[2]), lines = static_cast<int64_t>(map[3]);
+  for (int64_t i = 0; i < static_cast<int64_t>(map[5]); ++i) {
+    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += kPiece) {
+      const bool is_inside = line + i >= 0 && line + i < lines && element + at >= 0;
+      const int64_t left = is_inside ? std::min(kPiece, std::max<int64_t>(0, length - element - at)) : 0;
+      unsigned char* const place = reinterpret_cast<unsigned char*>(swizzled(to + i * 128 + at * kBytes));
+      const auto* from = reinterpret_cast<const unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * kBytes);
+      const auto copy = [&](unsigned char* target, const unsigned char* source, int64_t elements) {
+        if (elements == 0) return;
+        const Copy one{target, source, static_cast<uint32_t>(elements * kBytes), pc};
+        check_overwritten(one, pc);
+        mbarrier.copies.push_back(checked_copy(target, source, one.bytes, kBytes, pc));
+      };
+      copy(place, from, left);
+      copy(place + left * kBytes, kZeros, kPiece - left);
+    }
+  }
   Block& block = *machine.current->block;
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
 }

@@ -95,4 +95,66 @@ void multiply_matrices(const Request* const* lanes) {
   }
 }
 
+// A lane's sums are nobody's until they are waited for: NaN.
+void start_products(Block& block, int warp, const Request* const* lanes) {
+  Product product = *static_cast<const Product*>(lanes[0]->in);
+  Products& products = block.products[warp];
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const Product& own = *static_cast<const Product*>(lanes[lane]->in);
+    if (own.left != product.left || own.right != product.right || own.adds != product.adds) {
+      record_fault(kDivergentBarrier, product.pc, "lanes 0 and %d of a warp give tensor cores different factors", lane);
+      return;
+    }
+    float* const sums = product.sums[lane] = static_cast<float*>(lanes[lane]->out);
+    const int count = product.columns / 2;
+    if (products.sums.try_emplace(sums, sums, sums + count).second) std::memset(sums, kPoison, count * sizeof *sums);
+  }
+  products.open.push_back(product);
+}
+
+namespace {
+
+// Sixteen factors of a line of 128 bytes, within which pieces of 16 bytes change places.
+void read_factors(uintptr_t start, int line, const Product& product, double* factors) {
+  for (int piece = 0; piece < 2; ++piece) {
+    const uintptr_t plain = start + static_cast<uintptr_t>(line) * 128 + piece * 16, from = plain ^ (plain >> 7 & 7) << 4;
+    check_factors(from, 16, product.pc);
+    const auto* bits = reinterpret_cast<const unsigned short*>(from);
+    for (int i = 0; i < 8; ++i) factors[8 * piece + i] = number_of(bits[i], product.is_bf16);
+  }
+}
+
+void multiply(int warp, const Product& product, Products& products) {
+  double left[kLines][kDeep], right[kDeep];
+  float* sums[kWarp];
+  for (int lane = 0; lane < kWarp; ++lane) sums[lane] = products.sums.at(product.sums[lane]).data();
+  for (int line = 0; line < kLines; ++line) read_factors(product.left, warp % 4 * kLines + line, product, left[line]);
+  for (int column = 0; column < product.columns; ++column) {
+    read_factors(product.right, column, product, right);
+    for (int line = 0; line < kLines; ++line) {
+      float& sum = sums[line % 8 * 4 + column % 8 / 2][column / 8 * 4 + line / 8 * 2 + column % 2];
+      if (!product.adds) sum = 0.0f;
+      for (int first = 0; first < kDeep; first += kAtOnce) {
+        double terms[kAtOnce];
+        for (int k = 0; k < kAtOnce; ++k) terms[k] = left[line][first + k] * right[first + k];
+        sum = step(terms, sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Of the oldest groups, up to those that are left; sums that nothing is on its way to are their lane's again.
+void finish_products(Block& block, int warp, size_t groups_left) {
+  Products& products = block.products[warp];
+  while (products.groups.size() > groups_left) {
+    for (const Product& product : products.groups.front()) multiply(warp, product, products);
+    products.groups.erase(products.groups.begin());
+  }
+  if (!products.groups.empty() || !products.open.empty()) return;
+  for (const auto& [place, sums] : products.sums) std::memcpy(place, sums.data(), sums.size() * sizeof(float));
+  products.sums.clear();
+}
+
 }  // namespace normgen_cpu

@@ -193,7 +193,7 @@ struct Mbarrier {
 struct Block;
 
 struct Request {  // what a lane waits for in a warp collective
-  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot, 3 ldmatrix, 4 mma
+  int kind;       // 0 __syncwarp, 1 shuffle, 2 ballot, 3 ldmatrix, 4 mma, 5 wgmma, 6 its wait, 7 its commit
   uint32_t mask;
   int source, bytes, predicate;
   const void* in;
@@ -205,6 +205,20 @@ struct MatrixParts {  // what a lane has of the matrices of an mma
   const unsigned* right;
   float* upper;
   float* lower;
+};
+
+struct Product {  // of a warp's 16 lines, which an instruction of four warps multiplies
+  uintptr_t left, right;
+  bool adds, is_bf16;
+  int columns;
+  float* sums[kWarp];
+  uintptr_t pc;
+};
+
+struct Products {  // of a warp, which read shared memory and write sums when they are waited for
+  std::vector<Product> open;
+  std::vector<std::vector<Product>> groups;
+  std::unordered_map<float*, std::vector<float>> sums;  // of a lane, by where they are: those on their way
 };
 
 struct Fiber {
@@ -226,6 +240,7 @@ struct Fiber {
   int event;            // the last event this thread took part in since the last block barrier, or -1
   uint64_t warp_clock;  // of the last __syncwarp of the whole warp
   Fence fence;          // __threadfence
+  bool sums_fenced;     // wgmma_fence, since it has had its sums
   Fence proxy_fence;    // mbarrier_fence: makes generic writes visible to the copy engine
   std::vector<int> acquired;  // updates of counters that this thread may rely on: indices into global.cpp's list
   uint64_t cluster_phase;
@@ -249,6 +264,7 @@ struct Block {
   std::vector<Event> events;
   std::vector<Readers> readers;
   std::unordered_map<uintptr_t, Mbarrier> mbarriers;  // by address while the block is the live one
+  Products products[kMaxWarps];
   std::vector<unsigned char> saved_static, saved_dynamic;
   Shadow shadow;
 };
@@ -302,6 +318,7 @@ void report_stall();
 // memory.cpp
 enum Access { kRead = 1, kWrite = 2, kAtomic = 4 };
 void check_access(uintptr_t address, size_t bytes, int access, bool aligned, uintptr_t pc);
+void check_factors(uintptr_t address, size_t bytes, uintptr_t pc);
 void trace_step(uintptr_t address, size_t bytes, int kind, int other = 0);
 bool in_shared(uintptr_t address);
 void check_shared_extent(uintptr_t address, size_t bytes, int access, uintptr_t pc);
@@ -346,6 +363,8 @@ unsigned char* shared_of(Block& target, uintptr_t own);
 // matrix.cpp: of all lanes of a warp
 void read_matrices(const Request* const* lanes);
 void multiply_matrices(const Request* const* lanes);
+void start_products(Block& block, int warp, const Request* const* lanes);
+void finish_products(Block& block, int warp, size_t groups_left);
 
 // warp.cpp, async.cpp
 void recheck_warp(Block& block, int warp);

@@ -75,7 +75,18 @@ void deliver_matrices(Block& block, int warp, const Request& request, uint32_t e
   }
   const Request* lanes[kWarp];
   for (int lane = 0; lane < kWarp; ++lane) lanes[lane] = &lane_of(block, warp, lane)->request;
-  (request.kind == 3 ? read_matrices : multiply_matrices)(lanes);
+  if (request.kind == 3) read_matrices(lanes);
+  if (request.kind == 4) multiply_matrices(lanes);
+  if (request.kind == 5) start_products(block, warp, lanes);
+  if (request.kind == 7) {
+    Products& products = block.products[warp];
+    products.groups.push_back(std::move(products.open));
+    products.open.clear();
+  }
+  if (request.kind == 6) {
+    finish_products(block, warp, static_cast<size_t>(request.source));
+    order_lanes(block, warp, expected);
+  }
 }
 
 void complete(Block& block, int warp, const Request& request, uint32_t expected) {
@@ -152,6 +163,28 @@ NORMGEN_API void normgen_cpu_ldmatrix(const void* line, unsigned* parts, bool co
   trace_step(address, 16, kRead);
   check_access(address, 16, kRead, true, pc);
   collective(Request{3, ~0u, 0, 0, columns, line, parts}, pc);
+}
+
+NORMGEN_API void normgen_cpu_wgmma(float* sums, const void* left, const void* right, bool adds, int columns, bool is_bf16) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  Fiber& fiber = *machine.current;
+  if (!fiber.sums_fenced) {
+    record_fault(kMissingFence, pc, "tensor cores add to sums that thread %d has had, with no wgmma_fence() since", fiber.thread);
+    fiber.sums_fenced = true;
+  }
+  const Product product{reinterpret_cast<uintptr_t>(left), reinterpret_cast<uintptr_t>(right), adds, is_bf16, columns, {}, pc};
+  collective(Request{5, ~0u, 0, 0, 0, &product, sums}, pc);
+}
+
+NORMGEN_API void normgen_cpu_wgmma_fence() { machine.current->sums_fenced = true; }
+
+NORMGEN_API void normgen_cpu_wgmma_commit() {
+  collective(Request{7, ~0u, 0, 0, 0, nullptr, nullptr}, NORMGEN_CALLER);
+}
+
+NORMGEN_API void normgen_cpu_wgmma_wait(int groups_left) {
+  collective(Request{6, ~0u, groups_left, 0, 0, nullptr, nullptr}, NORMGEN_CALLER);
+  if (groups_left == 0) machine.current->sums_fenced = false;
 }
 
 NORMGEN_API void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, bool is_bf16) {

@@ -1,0 +1,133 @@
+"""Blocks that go from tile to tile as text: a thread asks for boxes ahead, teams of four warps multiply them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from normgen.codegen.module import Boxes, Param, Source
+from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constant, loop
+from normgen.codegen.tiles.access import SOURCES, TileAccess
+from normgen.codegen.tiles.fragment import Sides, SimtText
+from normgen.codegen.tiles.raster import Raster
+from normgen.codegen.tiles.ring import Ring
+from normgen.codegen.tiles.side import UNROLL, MatrixSide
+from normgen.program.ir import value_alone
+from normgen.schedule.tiles.fragment import DEEP, WARP
+from normgen.schedule.tiles.wgmma import LINES, TEAM, Wgmma
+
+
+class BoxSide(MatrixSide):
+    """A side whose tiles the copy engine brings, box by box."""
+
+    way = "in boxes by the copy engine"
+
+    def constants(self) -> list[Let]:
+        return []
+
+    def params(self) -> list[Param]:
+        """The maps of its tensors."""
+        tile, loads = self.plan.tile(self.axis), {load.name: load.tensor for load in self.side.loads}
+        boxes = Boxes(line=(SOURCES[self.k], self.plan.schedule.tile_k), lines=(SOURCES[self.axis], tile))
+        tensors = [loads[value_alone(slot)] for slot in self.slots]
+        found = (Param(name=f"{t}_map", ctype=MAP, source=Source.TENSOR_MAP, key=t, boxes=boxes) for t in tensors)
+        return list(found)
+
+    def copies_of_stage(self) -> list[Statement]:
+        x, i = self.letter, self.index
+        return [
+            Do(f"tensor_load(&{name}_tiles[stage * kTile{x} * kTileK], &{param.name}, k0, {i}0, &full[stage])")
+            for name, param in zip(self.slots.values(), self.params(), strict=True)
+        ]
+
+
+MAP = "const __grid_constant__ TensorMap"
+
+
+class WgmmaText(SimtText):
+    """Sums stay in the order of the instruction until a tile is done."""
+
+    side = BoxSide
+    said = (
+        f"A thread asks for tiles ahead; teams of four warps multiply them by tensor cores, {LINES} lines at a time.",
+        "Blocks go from tile to tile: the next one is asked for while results of the one before are stored.",
+    )
+
+    def __init__(self, access: TileAccess, sides: Sides) -> None:
+        super().__init__(access, sides)
+        self.raster = Raster(access)
+
+    def depth(self) -> list[Let]:
+        return [
+            constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time"),
+            constant(
+                "kWarps",
+                f"(kThreads - {TEAM}) / {WARP}",
+                "that multiply: behind these a thread asks for tiles",
+            ),
+        ]
+
+    def between(self) -> list[Let]:
+        return []
+
+    def lanes(self) -> list[Statement]:
+        own_m = f"warp / 4 * ({LINES // 2} * kThreadM) + warp % 4 * 16 + lane / 4"
+        return [
+            Let("const int", "lane", f"threadIdx.x % {WARP}"),
+            Let("const int", "warp", f"threadIdx.x / {WARP}"),
+            Let("const int", "tm", f"kept({own_m})"),
+            Let("const int", "tn", "kept(lane % 4)"),
+        ]
+
+    def own(self, letter: str) -> str:
+        if letter == "N":
+            return super().own(letter)
+        return f"[&](int i) {{ return tm + i / 2 * {LINES} + i % 2 * 8; }}"
+
+    def lines(self) -> list[Statement]:
+        return []
+
+    def place(self) -> list[Statement]:
+        return self.raster.walk()
+
+    def params(self) -> list[Param]:
+        """Tensor maps."""
+        return [param for side in self.sides if isinstance(side, BoxSide) for param in side.params()]
+
+    def work(
+        self, ring: Ring, over_k: Callable[[Sequence[Statement]], For], behind: Sequence[Statement]
+    ) -> list[Statement]:
+        """What the thread that asks does, and the warps that multiply; `behind`: what is made of a tile's sums."""
+        sides = [side for side in self.sides if isinstance(side, BoxSide)]
+        held = " + ".join(f"{len(s.slots)} * kTile{s.letter}".removeprefix("1 * ") for s in sides)
+        copies = [one for side in sides for one in side.copies_of_stage()]
+        tile_bytes = f"({held}) * kTileK * {self.plan.fragment.held_bytes}"
+        asked = over_k(ring.filled(tile_bytes, copies))
+        names = [name for name, _, _ in self.factors()]
+        parts = [Do(f"float {name}_part[kThreadM / 2][2 * kThreadN]") for name in names]
+        tile: list[Statement] = [
+            *parts,
+            *ring.consumed(over_k(ring.multiplied([self.products_of_stage()]))),
+            Gap(),
+            *behind,
+        ]
+        own = self.plan.fragment
+        assert isinstance(own, Wgmma)
+        producer: list[Statement] = [
+            Do(f"leave_registers<{own.left_registers}>()"),
+            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles([asked]),)),
+        ]
+        consumer = [Do(f"take_registers<{own.most_registers}>()"), self.raster.over_tiles(tile)]
+        return [
+            *ring.state(),
+            If("warp >= kWarps", tuple(producer), otherwise=tuple(consumer)),
+        ]
+
+    def products_of_stage(self) -> Statement:
+        team = f"stage * kTileM + warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
+        dtype = self.plan.fragment.dtype.name
+        added: list[Statement] = []
+        for total, x, y in self.factors():
+            left = f"&{x}_tiles[({team}) * kTileK + {DEEP} * step]"
+            right = f"&{y}_tiles[stage * kTileN * kTileK + {DEEP} * step]"
+            added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > 0)"))
+        return loop("step", "kSteps", [loop("i", "kThreadM / 2", added, unroll=UNROLL)], unroll=UNROLL)

@@ -1,0 +1,167 @@
+"""Tiles that four warps at a time multiply where they lie in shared memory, and that a warp of its own asks for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from normgen.device import Device
+from normgen.knobs import Copy, Hold, SoftmaxMethod
+from normgen.program.ir import Load, Store, value_alone
+from normgen.schedule.tiles.cut import Side
+from normgen.schedule.tiles.fragment import DEEP, TENSOR_TYPES, VECTOR, WARP, TensorCores
+from normgen.spec.formula import Expression
+
+TEAM = 4 * WARP  # threads that share an instruction
+LINES = 64  # along m, of one instruction
+COLUMNS = (64, 128, 256)  # along n
+SWIZZLED = 64  # elements of a slot's line: 128 bytes, within which pieces of 16 change places
+ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
+BARRIERS = 2  # of a stage: it is full, it is free again
+EFFICIENCY = 0.9  # of the peak, that products of whole tiles reach (H200: 0.86 to 0.92 of it at 2048^3 and more)
+PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
+STORED_BYTES = 24  # of the result that an SM stores in a clock, with the exchange in front of that
+
+
+class Wgmma(TensorCores):
+    """16 bits in slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
+
+    Blocks stay, one on each SM, and go from tile to tile: a warp of its own asks for boxes of both sides as stages are
+    free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of every
+    eighth column, of lines 8 apart; before they are stored, lanes exchange them for pieces of 8.
+    """
+
+    producers = TEAM
+    resident = 1
+    moved = TENSOR_TYPES
+    left_registers = 24  # of a thread that asks for tiles
+    most_registers = 240  # of one that multiplies: 2 x 128 of these and 128 of those are an SM's
+    group = 16
+    moves = False
+    reads_pieces_of_k = False
+    lanes = (8, 4)
+    busy_warps = 1
+    step_clocks = 0
+    l2_bytes = 42.0
+
+    def refusal(self) -> str | None:
+        return self._of_program() or self._of_tiles()
+
+    def _of_program(self) -> str | None:
+        s, cut = self.schedule, self.cut
+        if s.softmax is SoftmaxMethod.ONLINE:
+            return "a factor that waits for a maximum which moves is rounded anew by each move: softmax = two_pass"
+        if self.untensored:
+            return self.untensored
+        if any(not self.is_copied(slot, side) for side in cut.sides for slot in side.slots):
+            return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
+        if cut.ahead or cut.riding or cut.reduced:
+            return "blocks that go from tile to tile reduce nothing beside their products: fragment = mma"
+        if any(t.kind.by_batch for t in self.problem.tensors):
+            return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
+        if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":
+            return f"boxes have lines along {cut.k}, of a length that the text knows: fragment = mma, or another layout"
+        return None
+
+    def is_copied(self, slot: Expression, side: Side) -> bool:
+        """Whether a factor is a tensor as it is stored, which is always there."""
+        loads = {load.name: self.problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
+        found = loads.get(value_alone(slot))
+        return found is not None and found.null_as is None and not found.under
+
+    def _of_tiles(self) -> str | None:
+        s = self.schedule
+        if s.hold is not Hold.SHARED or s.copy is not Copy.BULK:
+            return "tiles are multiplied where the copy engine has put them: hold = shared and copy = bulk"
+        if s.vector != VECTOR:
+            return f"lines of boxes start at multiples of {ALIGNMENT} bytes, in all tensors: vector = {VECTOR}"
+        if s.tile_k != SWIZZLED:
+            return f"a line of a slot is 128 bytes: tile_k = {SWIZZLED}"
+        if s.tile_n not in COLUMNS or s.thread_n != s.tile_n // self.lanes[1]:
+            ns = ", ".join(map(str, COLUMNS))
+            return f"an instruction has {ns} columns, and four lanes share a line: tile_n is one of these, 4 x thread_n"
+        if s.thread_m % 2 or s.tile_m % (LINES * max(1, s.thread_m // 2)) or self.teams > 2:
+            return f"a team has {LINES} lines for each two of thread_m, and a tile one team or two"
+        if s.stages < 2:
+            return "a stage is multiplied while others are on their way: stages = 2 or more"
+        if s.blocks_per_sm:
+            return "a block stays on each SM: blocks_per_sm = 0"
+        return None
+
+    @property
+    def teams(self) -> int:
+        """Of four warps, which multiply."""
+        return self.schedule.threads // TEAM
+
+    def registers(self, _: Device) -> int:
+        return self.most_registers
+
+    @property
+    def barrier_bytes(self) -> int:
+        return 8 * BARRIERS * self.schedule.stages
+
+    def piece(self, axis: str) -> int:
+        return 1 if axis == self.cut.m else 2 if self.exchanges_results else VECTOR
+
+    @cached_property
+    def exchanges_results(self) -> bool:
+        """Whether lanes exchange what they store rather than their sums, which are twice as many words.
+
+        What they compute of each element for itself is all of 16 bits then, and nothing as large as the result is read.
+        """
+        columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and self.cut.n in s.kind.axes]
+        stores = [s for s in columns if isinstance(s, Store)]
+        reads = any({*s.kind.axes} == self.result for s in columns if isinstance(s, Load))
+        return not reads and all(map(self._is_of_words, stores))
+
+    def _is_of_words(self, store: Store) -> bool:
+        is_whole = {*store.kind.axes} == self.result and not store.accumulate
+        return is_whole and self.problem.tensor(store.tensor).dtype.bytes == self.held_bytes
+
+    @property
+    def result(self) -> set[str]:
+        return {self.cut.m, self.cut.n}
+
+    def slot_bytes(self, side: Side) -> int:
+        line, lines = self.line_and_lines(side)
+        return lines * line * self.held_bytes
+
+    def cell(self, _: Side, line: int, place: int) -> int:
+        return (line * SWIZZLED + (place // 8 ^ line % 8) * 8 + place % 8) * self.held_bytes
+
+    def reads(self, side: Side) -> tuple[list[int], int]:
+        """Of the tensor cores: eight lines of 16 bytes, four times."""
+        return [self.cell(side, lane % 8, lane // 8 * 8) for lane in range(WARP)], 16
+
+    def writes(self, side: Side) -> tuple[list[int], int]:
+        """Of the copy engine, line by line."""
+        return [self.cell(side, lane // 8, lane % 8 * 8) for lane in range(WARP)], 16
+
+    def line_of(self, _: Side, line: int) -> int:
+        return line
+
+    @property
+    def factors(self) -> int:
+        """Registers of a piece on its way to the lane that owns it."""
+        return VECTOR
+
+    # ---- clocks --------------------------------------------------------------------------------------------------
+
+    def fmas(self, device: Device) -> float:
+        return device.tensor_fmas * EFFICIENCY
+
+    @property
+    def instructions(self) -> float:
+        s = self.schedule
+        return s.tile_k / DEEP * s.thread_m / 2 * len(self.cut.sums)
+
+    @property
+    def read_clocks(self) -> float:
+        """Of shared memory: factors of each instruction."""
+        s = self.schedule
+        each = (LINES + s.tile_n) * DEEP * self.held_bytes / 128
+        return self.teams * self.instructions * each
+
+    @property
+    def tile_clocks(self) -> float:
+        """Of a tile beside its steps."""
+        return PAD_CLOCKS + self.schedule.tile_m * self.schedule.tile_n * self.held_bytes / STORED_BYTES
