@@ -1190,7 +1190,7 @@ CHANGES: tuple[Change, ...] = (
         TILES,
         ("k0 += kWarps * kTileK)", "k0 += kTileK)"),
         ("read_vectors(first, k0 + kWarps * kTileK)", "read_vectors(first, k0)"),
-        ('inside = f"min({own}, {last})"', "inside = own"),
+        ('inside = f"min({own}, {self.access.end(side.axis)} - {width})"', "inside = own"),
         ("2 * j + {i % 2}].bits[2 * step + {i // 2}]", "2 * j + {i // 2}].bits[2 * step + {i % 2}]"),
         ('beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"', "beyond = read"),
         ('Do("__syncthreads()"), ', ""),
