@@ -88,6 +88,7 @@ REFUSED = {
     "teams: one stage": (TURNED_16, WGMMA | {"stages": 1}, "stages = 2 or more"),
     "teams: many stages": (TURNED_16, WGMMA | {"stages": 6}, "bytes of shared memory"),
     "teams: many sums": (TURNED_16, WGMMA | {"thread_m": 4, "stages": 2}, "would hold 264 registers of data"),
+    "teams: a hint": (TURNED_16, WGMMA | {"load": "evict_first"}, "carry no cache hint here: load = default"),
     "teams: bound": (TURNED_16, WGMMA | {"blocks_per_sm": 2}, "blocks_per_sm = 0"),
     "lines across": (OF_16_BITS, STREAM, "lines along inner of both sides"),
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
