@@ -31,6 +31,12 @@ CASES = {
         lambda a: {"y": (product(a["x"], a["w"]) + a["bias"]) * a["scale"], "top": 2 * a["scale"] + BEFORE},
         dtypes=dict.fromkeys("xwy", "bf16"),
     ),
+    "added to 16 bits": Case(
+        TURNED,
+        (dot("y", x, w), Store("y", "y", Kind.ELEM, accumulate=True)),
+        lambda a: {"y": product(a["x"], a["w"]) + BEFORE},
+        dtypes=dict.fromkeys("xwy", "bf16"),
+    ),
     "values of lines added beside f32": Case(
         OF_WORDS,
         (*(dot("y", x, w), STORE, Map("twice", Kind.ROW, 2 * scale)), Store("top", "twice", Kind.ROW, accumulate=True)),
