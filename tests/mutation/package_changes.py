@@ -12,6 +12,11 @@ TILES = (
     "tests/codegen/tiles/test_tensor_cores.py",
     "tests/schedule/test_tiles.py",
 )
+TEAMS = (
+    "tests/codegen/tiles/test_wgmma.py::test_teams_own_their_part_of_any_tile",
+    "tests/codegen/tiles/test_wgmma.py::test_a_kernel_is_right_on_both_sides_of_every_edge",
+    "tests/schedule/test_tiles.py",
+)
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
 BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
 SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
@@ -1095,7 +1100,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/epilogue.py",
         TILES,
-        ('when("n0 == 0 && tn == 0", *write)', "write"),
+        ("when(self.first, *write)", "write"),
         ('"m0 == 0 && tm == 0 && i == 0"', '"tm == 0 && i == 0"'),
         ("added = (old, loop(", "added = (loop("),
         ("j += {WIDTH})", "++j)"),
@@ -1151,6 +1156,38 @@ CHANGES: tuple[Change, ...] = (
         ("return s.threads % line == 0 and vectors % s.threads == 0", "return s.threads % line == 0"),
     ),
     *changes("schedule/tiles/plan.py", TILES, ("return (self.parts - 1) * each", "return each")),
+    *changes(
+        "codegen/tiles/ring.py",
+        TEAMS,
+        ('Do("wgmma_wait<0>()")', 'Do("wgmma_wait<1>()")'),
+        ('Do("wgmma_fence()"),', ""),
+        ('Do("mbarrier_init(&empty[stage], kWarps)"', 'Do("mbarrier_init(&empty[stage], 1)"'),
+        ("stage + 1 < kStages ? stage + 1 : 0", "stage"),
+    ),
+    *changes(
+        "codegen/tiles/exchanged.py",
+        TEAMS,
+        ('first = "n0 == 0 && tn == 0 && j == 0"', 'first = "n0 == 0 && tn == 0"'),
+        ('first = "n0 == 0 && tn == 0 && piece == 0"', 'first = "n0 == 0 && tn == 0"'),
+        ("n0 + 4 * piece + {VECTOR} * tn", "n0 + piece + {VECTOR} * tn"),
+        ("(j - piece) / {WIDTH}", "j / {WIDTH}"),
+        ('inside_n if reads_n else ""', '""'),
+    ),
+    *changes(
+        "codegen/tiles/wgmma.py",
+        TEAMS,
+        ("k0 + step > 0", "k0 > 0"),
+        ("loads[value_alone(slot)] for slot in self.slots]", "self.side.loads[0].tensor for _ in self.slots]"),
+        ('.removeprefix("1 * ")', '.removeprefix("2 * ").removeprefix("1 * ")'),
+    ),
+    *changes(
+        "schedule/tiles/wgmma.py",
+        TEAMS,
+        ("return 8 * BARRIERS * self.schedule.stages", "return 8 * self.schedule.stages"),
+        ("is_whole = {*store.kind.axes} == self.result and not store.accumulate", "is_whole = True"),
+        ("or self.teams > 2", ""),
+        ("if cut.ahead or cut.riding or cut.reduced:", "if cut.ahead:"),
+    ),
     *changes(
         "schedule/tiles/fragment.py",
         TILES,

@@ -94,6 +94,7 @@ REFUSED = {
     "teams: one stage": (TURNED_16, WGMMA | {"stages": 1}, "stages = 2 or more"),
     "teams: many stages": (TURNED_16, WGMMA | {"stages": 6}, "bytes of shared memory"),
     "teams: many sums": (TURNED_16, WGMMA | {"thread_m": 4, "stages": 2}, "would hold 264 registers of data"),
+    "teams: a hint": (TURNED_16, WGMMA | {"load": "evict_first"}, "carry no cache hint here: load = default"),
     "teams: bound": (TURNED_16, WGMMA | {"blocks_per_sm": 2}, "blocks_per_sm = 0"),
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
     "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),
@@ -193,7 +194,10 @@ def test_teams_need_the_one_architecture_that_has_their_instructions() -> None:
 def test_what_teams_own_and_what_slots_hold_follow_from_the_tile() -> None:
     plan = tile_problem_plan(TURNED_16, schedule_from(WGMMA))
     assert (plan.schedule.threads, plan.threads) == (256, 384)
-    assert [plan.piece(axis) for axis in ("rows", "cols")] == [1, 8]
+    assert [plan.piece(axis) for axis in ("rows", "cols")] == [1, 2]  # what is stored is exchanged
+    added = problem_for(load("linear_add"), shape="256x512", inner=128, dtype="bf16", layout={"w": "cols_inner"})
+    to_f32 = problem(dtype="bf16", order='["cols", "inner"]', dtypes={"y": "f32"})
+    assert {tile_problem_plan(p, schedule_from(WGMMA)).piece("cols") for p in (added, to_f32)} == {8}  # sums are
     assert plan.shared_bytes == 4 * (128 + 256) * 64 * 2 + 4 * 2 * 8
     launch = emit(TURNED_16, schedule_from(WGMMA)).kernels[0].launch
     assert (launch.threads, launch.persistent, launch.walks) == (384, 1, True)

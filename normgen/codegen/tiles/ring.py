@@ -1,7 +1,7 @@
 """A ring of stages between one thread that asks for tiles and warps that multiply them.
 
-A stage is full when all bytes of its tiles have come, and free when each warp is done with it. Who goes round waits for
-an odd end of a phase in one round, and for an even one in the next.
+A stage is full when all bytes of its tiles have come, and free when each warp is done with it. The phases of a stage
+end with parity 0 and 1 by turns, from round to round.
 """
 
 from __future__ import annotations
@@ -34,22 +34,19 @@ class Ring:
 
     def state(self) -> list[Statement]:
         """Where a thread is in the ring."""
-        further = [Set("round", "stage == kStages - 1", "^="), Set("stage", "stage + 1 < kStages ? stage + 1 : 0")]
-        return [Do("int stage = 0"), Do("unsigned round = 0"), function("next_stage", "", further)]
+        further = [Set("parity", "stage == kStages - 1", "^="), Set("stage", "stage + 1 < kStages ? stage + 1 : 0")]
+        return [Do("int stage = 0"), Do("unsigned parity = 0"), function("next_stage", "", further)]
 
     def filled(self, tile_bytes: str, copies: Sequence[Statement]) -> list[Statement]:
         """A stage is filled anew when it is free: before the first round all are."""
-        wait, expect = (
-            Do("mbarrier_wait(&empty[stage], round ^ 1)"),
-            f"mbarrier_expect_bytes(&full[stage], {tile_bytes})",
-        )
-        return [wait, Do(expect), *copies, NEXT]
+        free = Do("mbarrier_wait(&empty[stage], parity ^ 1)")
+        return [free, Do(f"mbarrier_expect_bytes(&full[stage], {tile_bytes})"), *copies, NEXT]
 
     def multiplied(self, products: Sequence[Statement]) -> list[Statement]:
         """Products of one stage are under way while those of the stage before end, which is free then."""
         free = If("lane == 0 && k0 > 0", (Do("mbarrier_arrive(&empty[before])"),), alone=True)
         return [
-            Do("mbarrier_wait(&full[stage], round)"),
+            Do("mbarrier_wait(&full[stage], parity)"),
             Do("wgmma_fence()"),
             *products,
             Do("wgmma_commit()"),

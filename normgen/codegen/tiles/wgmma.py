@@ -15,6 +15,8 @@ from normgen.program.ir import value_alone
 from normgen.schedule.tiles.fragment import DEEP, WARP
 from normgen.schedule.tiles.wgmma import LINES, TEAM, Wgmma
 
+MAP = "const __grid_constant__ TensorMap"
+
 
 class BoxSide(MatrixSide):
     """A side whose tiles the copy engine brings, box by box."""
@@ -40,9 +42,6 @@ class BoxSide(MatrixSide):
         ]
 
 
-MAP = "const __grid_constant__ TensorMap"
-
-
 class WgmmaText(SimtText):
     """Sums stay in the order of the instruction until a tile is done."""
 
@@ -59,11 +58,7 @@ class WgmmaText(SimtText):
     def depth(self) -> list[Let]:
         return [
             constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time"),
-            constant(
-                "kWarps",
-                f"(kThreads - {TEAM}) / {WARP}",
-                "that multiply: behind these a thread asks for tiles",
-            ),
+            constant("kWarps", f"(kThreads - {TEAM}) / {WARP}", "that multiply: behind these a thread asks for tiles"),
         ]
 
     def between(self) -> list[Let]:
