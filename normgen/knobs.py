@@ -318,10 +318,10 @@ TABLE: tuple[Knob, ...] = (
         values=(1, 2, 4, 8, 16),
         plain=1,
         group=Group.CUT,
-        meaning="blocks that share one row",
+        meaning="blocks that share one row, or the sums of one tile",
         forward=(1, 2, 4, 8, 16),
         backward=(1, 2, 4, 8),
-        words={"": "blocks of a cluster share a row through distributed shared memory"},
+        words={"": "blocks of a cluster share a row, or a tile's k, through distributed shared memory"},
         least_arch={"2": 90, "4": 90, "8": 90, "16": 90},
     ),
     Knob(
@@ -641,11 +641,11 @@ TABLE: tuple[Knob, ...] = (
         meaning="statistics that the caller does not want: null pointers, or not in the kernel at all",
         words={"left_out": "no code for statistics that are not wanted"},
     ),
-    _tile("tile_m", (16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
+    _tile("tile_m", (8, 16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
     _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
     _tile(
         "tile_k",
-        (8, 16, 32, 64),
+        (8, 16, 32, 64, 128),
         "of k, the axis that a contraction sums, what a block reads at a time: with hold = shared to shared memory, "
         "`stages` of them in flight",
     ),

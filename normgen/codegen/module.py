@@ -96,7 +96,7 @@ class Launch:
         if self.tiles:
             sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner}
             sizes |= {Source.BATCHES: batches, Source.ROWS_PER_BATCH: rows_per_batch}
-            return math.prod(-(-sizes[size] // tile) for size, tile in self.tiles)
+            return self.cluster * math.prod(-(-sizes[size] // tile) for size, tile in self.tiles)
         shares = max(1, batches) if self.by_batch else 1
         if self.blocks:
             return self.blocks * shares

@@ -87,6 +87,7 @@ class HostPart:
     inner: bool  # tensors of the spec have the axis inner
     tiles: bool  # kernels of contractions: a block for each tile of the result
     tiles_of_batches: bool  # of each batch of rows
+    tiles_in_parts: bool  # some kernel has a cluster for each tile
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -169,6 +170,7 @@ def host_part(
         divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
         inner=bool(problem.inner),
         tiles=in_tiles,
+        tiles_in_parts=any(c.main.launch.tiles and c.main.launch.cluster > 1 for c in compiled),
         tiles_of_batches=any(Source.BATCHES in dict(c.main.launch.tiles) for c in compiled),
     )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from normgen.choice.first import default_schedule
+from normgen.device import target
 from normgen.export import headers_of
+from normgen.program.source import problem_for
 from normgen.spec.reader import load
 
 from .cases import record
@@ -20,3 +23,13 @@ def test_the_gradient_of_a_bias_is_a_kernel_of_rows_whose_grid_knows_no_tiles() 
         assert "int rows, int cols, int inner" in header.text
         writes_of_no_rows = "if (rows == 0) return cudaSuccess;" not in header.text
         assert writes_of_no_rows is (gradients != ("x",)), "a sum over no rows is 0, and is written"
+
+
+def test_a_tile_that_a_cluster_shares_has_as_many_blocks() -> None:
+    asked: dict[str, Any] = {"shape": "16x4096", "inner": 4096, "dtype": "bf16", "layout": {"w": "cols_inner"}}
+    whole = default_schedule(problem_for(load("linear"), **asked), target("h200")).varied(cluster=1)
+    for cluster in (1, 2):
+        schedule = whole.varied(cluster=cluster)
+        [header] = headers_of([record("linear", schedule=schedule, **asked)], spec=load("linear"))
+        assert ("tiles_of(inner, launch.tile_inner) * launch.cluster;" in header.text) is (cluster > 1)
+        assert "cudaLaunchAttributeClusterDimension" in header.text

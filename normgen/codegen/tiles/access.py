@@ -32,10 +32,14 @@ class TileAccess(Tensors):
 
     def begin(self, axis: str) -> str:
         """Where a block's part of an axis starts: rows begin with those of its batch."""
+        if axis == self.plan.cut.k and self.plan.parts > 1:
+            return "k_begin"
         return "rows_begin" if axis == "rows" and self.plan.in_batches else "0"
 
     def end(self, axis: str) -> str:
         """Where it ends."""
+        if axis == self.plan.cut.k and self.plan.parts > 1:
+            return "k_end"
         return "rows_end" if axis == "rows" and self.plan.in_batches else self.size(axis)
 
     def inside(self, at: Mapping[str, str]) -> str:

@@ -42,6 +42,10 @@ class SimtText:
         m, n = ("lane / (2 * kLanesN) * 2 + lane % 2", "lane / 2 % kLanesN") if down > 1 else ("0", "lane")
         return self.rectangle(m, n)
 
+    def asked(self) -> list[Statement]:
+        """What comes to L2 while the block waits for the kernels in front."""
+        return []
+
     def rectangle(self, m: str, n: str) -> list[Statement]:
         """The lanes' rectangle; m, n: where a lane is in it."""
         down, across = self.plan.lanes

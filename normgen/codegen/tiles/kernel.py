@@ -28,6 +28,7 @@ from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
+from normgen.codegen.tiles.parts import PartsText
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.codegen.tiles.streamed import StreamedText
@@ -54,6 +55,7 @@ class TileKernel:
         self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
         self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
+        self.parts = PartsText(self.access)
         self.reduced = ReducedText(self.access, cut.reduced) if cut.reduced else None
         self.min_arch = plan.min_arch
         self.workspace = Workspace(fixed=TICKET_BYTES, block=plan.block_bytes) if self.reduced else Workspace()
@@ -87,6 +89,7 @@ class TileKernel:
             tiles = ((Source.BATCHES, 1), (lines, s.tile_m), (SOURCES[cut.n], s.tile_n))
         return Launch(
             threads=s.threads,
+            cluster=s.cluster,
             tiles=tiles,
             shared_bytes=self.plan.shared_bytes,
             dependent=s.chained,
@@ -107,7 +110,7 @@ class TileKernel:
             found.append(setting(f"kPiece{x}", plan.piece(axis), "of these side by side"))
             found.append(constant(f"kApart{x}", f"kTile{x} / kThread{x} * kPiece{x}", "from one piece to the next"))
         found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
-        found += self.fragment.depth()
+        found += [*self.fragment.depth(), *self.parts.constants()]
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
         if plan.fragment.group > 1:
@@ -115,8 +118,9 @@ class TileKernel:
                 constant("kGroup", str(plan.fragment.group), f"tiles of {plan.cut.m}, of a column one after another")
             )
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
-        if plan.cut.ahead:
-            found.append(setting("kSlots", plan.slots_floats, "floats of tiles, in front of what is known of rows"))
+        if plan.cut.ahead or plan.parts > 1:
+            behind = "what is known of rows" if plan.cut.ahead else "what other blocks hand on"
+            found.append(setting("kSlots", plan.slots_floats, f"floats of tiles, in front of {behind}"))
         found += [*self.fragment.between(), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
             x = self.access.letter(axis)
@@ -129,7 +133,7 @@ class TileKernel:
         n = self.access.size(self.plan.cut.n)
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
         blocks_m = Let("const int", "blocks_m", f"({self.access.size(self.plan.cut.m)} + kTileM - 1) / kTileM")
-        tile, first = "blockIdx.x", ""
+        tile, first = self.parts.block, ""
         start: list[Statement] = [blocks_m]
         if self.plan.in_batches:
             m = self.plan.cut.m
@@ -137,11 +141,11 @@ class TileKernel:
             first = "rows_begin + " if m == "rows" else ""
             start = [
                 Let("const int", "blocks_m", f"({length} + kTileM - 1) / kTileM"),
-                Let("const int", "batch", "blockIdx.x / blocks_n / blocks_m"),
+                Let("const int", "batch", f"{tile} / blocks_n / blocks_m"),
                 Let("const int", "rows_begin", "batch * rows_per_batch"),
                 Let("const int", "rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
             ]
-            tile = "blockIdx.x % (blocks_m * blocks_n)"
+            tile = f"{tile} % (blocks_m * blocks_n)"
         return [
             Let("const int", "blocks_n", f"({n} + kTileN - 1) / kTileN"),
             *start,
@@ -151,15 +155,16 @@ class TileKernel:
             Let("const auto", "own_m", own.format("m", "M")),
             Let("const auto", "own_n", own.format("n", "N")),
             *self.fragment.lines(),
+            *self.parts.begin(),
             Gap(),
         ]
 
     def by_lines(self, first: str) -> list[Statement]:
         """Tiles follow each other along n."""
-        of_batch = " % blocks_m" if self.plan.in_batches else ""
+        of_batch, tile = " % blocks_m" if self.plan.in_batches else "", self.parts.block
         return [
-            Let("const int", "m0", f"{first}blockIdx.x / blocks_n{of_batch} * kTileM"),
-            Let("const int", "n0", "blockIdx.x % blocks_n * kTileN"),
+            Let("const int", "m0", f"{first}{tile} / blocks_n{of_batch} * kTileM"),
+            Let("const int", "n0", f"{tile} % blocks_n * kTileN"),
         ]
 
     def grouped(self, tile: str, first: str) -> list[Statement]:
@@ -394,12 +399,13 @@ class TileKernel:
             *self.known_of_rows(),
             Gap(),
             *self.thread(),
-            *start_of_chain([], []),
+            *start_of_chain([], self.fragment.asked()),
             *scalars,
             *self.ahead(),
             *self.sums(),
             Gap(),
             *self.work(),
+            *self.parts.meet(),
             Gap(),
             AT_LOADS,
             *Epilogue(self.access, self.reduced).statements(),

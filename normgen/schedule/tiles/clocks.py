@@ -5,7 +5,10 @@ an SM holds at once:
 
     issue    warp instructions over four schedulers: fmas, reads of their factors, the way of the next tile
     shared   128 bytes a clock: what lanes read together, and what is written
-    arrival  the latency of memory over the tiles that are asked for ahead, or an SM's share of what L2 gives
+    arrival  the latency of memory over the tiles that are asked for ahead, or an SM's share of what L2 gives; of
+             streamed products also what a warp alone takes to ask for its vectors and to multiply them
+
+What memory gives all SMs is the same for all schedules of a problem, which reads each side's tensors once.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from normgen.schedule.tiles.plan import OTHER_REGISTERS, TilePlan, tile_problem_
 WARP = 32
 SCHEDULERS = 4  # of an SM: a warp instruction each a clock
 SHARED_BYTES = 128  # of shared memory, a clock
-LATENCY = 800  # clocks from asking L2 or memory for a tile until it has arrived
 BARRIER = 150  # clocks from one step to the next of a block, which other blocks on its SM fill
 STEP = 40  # instructions of a thread beside products and accesses, a step
+MEETING = 900  # clocks until the first block of a cluster has what another one hands on
+HANDED = 0.45  # ... and for each number
+FILLED = 0.9  # of the SMs, what clusters of more than two fill: groups of SMs hold no whole number of them
 A_VECTOR = 4  # instructions of a thread for a vector on its way to shared memory
 UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
 
@@ -30,11 +35,14 @@ UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks for
 def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
     """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
     plan = tile_problem_plan(problem, s)
-    steps = -(-along(problem, plan.cut.k) // plan.fragment.depth)
-    held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) // device.sm_count)
+    steps = -(-plan.part // plan.fragment.depth)
+    filled = device.sm_count if plan.parts <= 2 else int(FILLED * device.sm_count)
+    held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) * plan.parts // filled)
     rounds, rest = divmod(busiest, held)
     last = _step(plan, rest, device) if rest else 0.0
-    return busiest * _looks(plan) + rounds * steps * _step(plan, held, device) + steps * last
+    behind = plan.fragment.behind + MEETING * (plan.parts - 1) + HANDED * plan.handed_floats
+    loops = rounds * steps * _step(plan, held, device) + steps * last
+    return busiest * _looks(plan) + loops + (rounds + (rest > 0)) * behind
 
 
 def tiles_of(problem: Problem, s: Schedule) -> int:
@@ -55,7 +63,9 @@ def asked_bytes(problem: Problem, s: Schedule) -> int:
 
 
 def _asked(plan: TilePlan) -> int:
-    return sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
+    """By a block for one k: lines that are there."""
+    lines = {side: min(plan.tile(side.axis), along(plan.problem, side.axis)) for side in plan.cut.sides}
+    return sum(lines[side] * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
 
 
 def along(problem: Problem, axis: str) -> int:
@@ -77,7 +87,7 @@ def expected_registers(plan: TilePlan) -> int:
     s = plan.schedule
     need = plan.held_registers + OTHER_REGISTERS
     bound = min(255, 65536 // s.threads // max(1, s.blocks_per_sm))
-    return min(bound, need if s.blocks_per_sm else int(need * UNBOUND))
+    return min(bound, need if s.blocks_per_sm or not plan.fragment.moves else int(need * UNBOUND))
 
 
 def resident(plan: TilePlan, device: Device, registers: int | None = None) -> int:
@@ -105,7 +115,8 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
     busy = few * blocks * max(issue, plan.fragment.read_clocks + written) + BARRIER / blocks
     busy = max(busy, blocks * _asked(plan) * plan.fragment.depth / plan.fragment.l2_bytes)
-    return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
+    wait = plan.fragment.wait
+    return max(busy, wait / ahead) if ahead else busy + wait / blocks
 
 
 def _moved(plan: TilePlan, side: Side) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
-from normgen.knobs import Hold
+from normgen.knobs import Fragment, Hold
 from normgen.problem.problem import Problem
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
@@ -23,9 +23,9 @@ def default_of_tiles(problem: Problem, device: Device) -> Schedule:
     legal = [s for s in points(problem, device) if refusal(problem, s, device) is None]
     if not legal:
         raise NothingValidError("no schedule is legal for this problem", received=str(problem))
-    legal = [s for s in legal if s.hold is Hold.RELOAD] or legal  # few lines: the other side is read once, and straight
     clocks = {s: busy_clocks(problem, s, device) for s in legal}
-    if contraction(problem).ahead:
+    few_lines = any(s.fragment is Fragment.MMA and s.hold is Hold.RELOAD for s in legal)  # the other side is read once
+    if contraction(problem).ahead or few_lines:
         return min(legal, key=lambda s: (clocks[s], -s.stages))
     alike = [s for s in legal if clocks[s] <= ALIKE * min(clocks.values())]
     return min(alike, key=lambda s: (asked_bytes(problem, s), clocks[s], -s.stages, -s.thread_m))

@@ -27,6 +27,9 @@ TENSOR_TYPES = (F16, BF16)
 FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
+ACROSS = 64  # columns that the lanes of a warp read of a line across k
+# Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
+MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
 _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Fragment.MMA)
 
 
@@ -41,6 +44,8 @@ class Simt:
     moves = True  # whether threads bring tiles to shared memory
     busy_warps = 0  # of an SM, without which its units wait for their latency
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
+    wait: float = 800.0  # clocks from asking L2 or memory for what a step needs until it has arrived
+    behind: float = 0.0  # clocks of a block behind its steps
 
     def __init__(self, problem: Problem, schedule: Schedule, cut: Contraction) -> None:
         self.problem, self.schedule, self.cut = problem, schedule, cut
@@ -209,6 +214,7 @@ class TensorCores(Simt):
     held_bytes = 2
     busy_warps = 6
     l2_bytes = 36.0
+    wait = 1400.0
 
     def fmas(self, device: Device) -> float:
         return device.mma_fmas
@@ -293,15 +299,18 @@ class Mma(TensorCores):
 
 
 class Streamed(TensorCores):
-    """16 bits straight from memory to registers, of sides whose lines lie along k: for few lines along m.
+    """16 bits straight from memory to registers, for few lines along m, which lie along k.
 
-    A lane reads 16 bytes of a line, two steps of the instruction, whose left matrix is of the side along n, 16 lines,
-    and whose right one is of the side along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through
-    shared memory in the order of their numbers: a result depends on no other line.
+    A lane reads 16 bytes of a line, two steps of the instruction; of a side that lies across k it reads 8 columns of
+    each of as many lines. The instruction's left matrix is of the side along n, 16 lines, its right one of the side
+    along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through shared memory in the order of their
+    numbers: a result depends on no other line.
     """
 
     moved = ()
     moves = False
+    busy_warps = 0
+    l2_bytes = 53.0
 
     def refusal(self) -> str | None:
         s, cut = self.schedule, self.cut
@@ -311,8 +320,10 @@ class Streamed(TensorCores):
         others = any(side.maps or not ld.kind.is_matrix for side in cut.sides for ld in side.loads)
         if computed or others or cut.ahead or cut.right.riding:
             return "factors that come straight from memory are as they are stored: hold = shared for others"
-        if not all(map(self.lies_deep, cut.sides)):
-            return f"lanes read lines along {cut.k} of both sides from memory: hold = shared, or another layout"
+        if not self.lies_deep(cut.left):
+            return f"lanes read lines along {cut.k} of the side of {cut.m}: hold = shared, or another layout"
+        if not self.lies_deep(cut.right) and s.tile_n % ACROSS:
+            return f"lanes read {ACROSS} columns of a line across {cut.k}: tile_n, or hold = shared"
         if s.vector != VECTOR:
             return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"
         if s.tile_k % (WARP // 8 * VECTOR):
@@ -352,6 +363,20 @@ class Streamed(TensorCores):
         along_m, along_n = self.matrices
         loads = 4 * (along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots))
         return self.schedule.tile_k / WARP * (loads + 2 * along_m * along_n * len(self.cut.sums))
+
+    @property
+    def wait(self) -> float:  # type: ignore[override]
+        """Of memory while all SMs ask, and of a warp alone with its vectors: to ask for them, and to multiply them."""
+        along_m, along_n = self.matrices
+        vectors = along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots)
+        products = 2 * along_m * along_n * len(self.cut.sums)
+        return MEMORY_WAIT + self.schedule.tile_k / WARP * (VECTOR_WAIT * vectors + PRODUCT_WAIT * products)
+
+    @property
+    def behind(self) -> float:  # type: ignore[override]
+        """The exchange of warps, the epilogue, and the next block's start."""
+        s = self.schedule
+        return ELEMENT_WAIT * s.tile_m * s.tile_n * len(self.cut.sums)
 
     @property
     def read_clocks(self) -> float:

@@ -58,6 +58,24 @@ class TilePlan:
         return any(t.kind.by_batch for t in self.problem.tensors)
 
     @property
+    def parts(self) -> int:
+        """Blocks of a cluster that share a tile, each with a part of k."""
+        return self.schedule.cluster
+
+    @property
+    def part(self) -> int:
+        """Of k, what a block sums: whole tiles."""
+        tile = max(1, self.schedule.tile_k)
+        return -(-self.size(self.cut.k) // (self.parts * tile)) * tile
+
+    @property
+    def handed_floats(self) -> int:
+        """Of shared memory of a cluster's first block, for what the others hand on."""
+        s = self.schedule
+        each = s.thread_m * s.thread_n * len(self.cut.sums) + s.thread_m * len(self.cut.left.riding)
+        return (self.parts - 1) * each * s.threads
+
+    @property
     def in_shared(self) -> bool:
         """Whether tiles of both sides wait in shared memory."""
         return self.schedule.hold is Hold.SHARED
@@ -174,7 +192,7 @@ class TilePlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: tiles, and what is known of each row of the tile."""
         statistics = self.schedule.stages if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
-        return 4 * (self.slots_floats + statistics * self.schedule.tile_m)
+        return 4 * (self.slots_floats + self.handed_floats + statistics * self.schedule.tile_m)
 
     # ---- a thread's part ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
-OWN |= {"blocks_per_sm", "softmax"}
+OWN |= {"blocks_per_sm", "softmax", "cluster"}
+MOST_PARTS = 8  # of a tile: blocks of a cluster that every device of clusters can have
 WIDEST = 16  # bytes of an access
 
 
@@ -34,7 +35,7 @@ def cut(_: Problem, s: Schedule, __: Device) -> str | None:
 def grid(problem: Problem, s: Schedule, _: Device) -> str | None:
     cut, sizes = contraction(problem), problem.sizes
     blocks = -(-sizes.along(cut.m) // s.tile_m) * -(-sizes.along(cut.n) // s.tile_n)
-    if blocks > MOST_BLOCKS:
+    if blocks > MOST_BLOCKS // s.cluster:
         return f"a launch has at most {MOST_BLOCKS} blocks, and {blocks} tiles have one each: larger tiles"
     return None
 
@@ -130,6 +131,24 @@ def shared(problem: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
+def parts(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.cluster == 1:
+        return None
+    if device.arch < 90:
+        return "thread-block clusters need sm_90"
+    if s.cluster > MOST_PARTS:
+        return f"a tile has at most {MOST_PARTS} parts: a smaller cluster"
+    plan = tile_problem_plan(problem, s)
+    cut = plan.cut
+    if not plan.is_fixed(cut.k):
+        return f"parts of {cut.k} are cut when its length is known: cluster = 1"
+    if cut.ahead or cut.reduced or cut.right.riding or s.softmax is SoftmaxMethod.ONLINE:
+        return "blocks that share a tile know no statistics of its rows but sums beside the products: cluster = 1"
+    if plan.part * (s.cluster - 1) >= problem.sizes.along(cut.k):
+        return f"each block of a cluster has a part of {cut.k}, whole tiles of {s.tile_k}: a smaller cluster, or tile_k"
+    return None
+
+
 def early(_: Problem, s: Schedule, device: Device) -> str | None:
     if s.dependent_launch is DependentLaunch.OFF:
         return None
@@ -147,4 +166,4 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-RULES = (cut, grid, place, vector, fragment, copy, moving, registers, shared, early)
+RULES = (cut, grid, place, vector, fragment, copy, moving, parts, registers, shared, early)

@@ -14,6 +14,7 @@ from typing import Any
 
 from normgen.codegen import tiles
 from normgen.device import target
+from normgen.knobs import DependentLaunch
 from normgen.pipeline import emit_parts
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -30,9 +31,11 @@ from tests.verify.contraction import linear
 H200 = target("h200")
 FILES = (*sorted(Path(tiles.__path__[0]).glob("*.py")), Path(cut.__file__), Path(plan.__file__))
 BOTH = [{"direction": "backward", "gradients": [name]} for name in ("x", "w")]
+FOLDED: dict[str, Any] = {"layout": {"w": "cols_inner"}, "without": ("weight",)}  # the norm's weight is part of w
 TILE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 1, "vector": 1}
 RELOAD = schedule_from({**TILE, "hold": "reload"})  # in no space
 STREAM = schedule_from({**TILE, "hold": "reload", "fragment": "mma", "vector": 8, "tile_k": 32})
+EARLY = STREAM.varied(cluster=2, dependent_launch=DependentLaunch.START)
 
 
 def statements(file: Path) -> set[int]:
@@ -70,7 +73,7 @@ def each_value(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
 def values_of(dtype: str) -> tuple[Schedule, ...]:
     """Those of both fragments: an older device has the other one."""
     spaces = (space(one("linear", 160, dtype), device).legal for device in (H200, target("t4")))
-    return (RELOAD, STREAM, *each_value(schedule for legal in spaces for schedule in legal))
+    return (RELOAD, STREAM, EARLY, *each_value(schedule for legal in spaces for schedule in legal))
 
 
 def ways(problem: Problem) -> list[Schedule]:
@@ -147,6 +150,8 @@ def test_every_product_that_ships_needs_the_whole_emitter(record_property: Calla
     batches = run_by(list(in_batches()))
     reduced = problem_for(load("linear_add_rms"), shape=(20, 24), inner=44)
     statistics = run_by([(reduced, [way for way in (RELOAD, *LOOKS.values()) if refusal(reduced, way, H200) is None])])
-    found = share({file: rows[file] | batches[file] | statistics[file] for file in FILES})
+    of_norm = problem_for(load("rmsnorm_linear"), shape=(20, 24), inner=88, dtype="bf16", **FOLDED)
+    streamed = run_by([(of_norm, [EARLY])])
+    found = share({file: rows[file] | batches[file] | statistics[file] | streamed[file] for file in FILES})
     record_property("share of the lines", found)
     assert found >= 0.95  # the others are for maxima that ride along, and for results that are added to what is there

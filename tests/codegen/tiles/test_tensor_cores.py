@@ -11,7 +11,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.cpu import build_many, find_compiler
-from normgen.knobs import Copy, Fragment, Hold
+from normgen.knobs import Copy, DependentLaunch, Fragment, Hold
 from normgen.schedule.schedule import Schedule
 from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
 from tests.codegen.tiles.handmade import Case, Sizes, ran
@@ -104,7 +104,9 @@ STRAIGHT = Schedule(hold=Hold.RELOAD, fragment=Fragment.MMA, vector=8, tile_m=16
 STREAMS = {
     "two warps": STRAIGHT.varied(thread_m=1),
     "a warp": STRAIGHT.varied(thread_m=2),
-    "two vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=64, thread_m=1, thread_n=2),
+    "eight lines": STRAIGHT.varied(tile_m=8, tile_n=32, tile_k=128, thread_m=1),
+    "early": STRAIGHT.varied(thread_m=2, dependent_launch=DependentLaunch.START),
+    "four vectors ahead": STRAIGHT.varied(tile_m=32, tile_n=32, tile_k=128, thread_m=1, thread_n=2),
     "broad": STRAIGHT.varied(tile_m=64, tile_n=64, thread_m=16, thread_n=2),
 }
 LONG = ((15, 64, 16), (17, 72, 24), (1, 8, 8), (16, 32, 16), (33, 520, 40), (0, 16, 8))
@@ -112,10 +114,49 @@ LONG = ((15, 64, 16), (17, 72, 24), (1, 8, 8), (16, 32, 16), (33, 520, 40), (0, 
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_factors_straight_from_memory_are_right_on_both_sides_of_every_edge(name: str) -> None:
-    for way in STREAMS if name == "linear" else ("two warps", "two vectors ahead"):
+    for way in STREAMS if name == "linear" else ("two warps", "four vectors ahead"):
         programs = build_many([STREAMED[name].module(sizes, STREAMS[way]) for sizes in LONG])
         for program, sizes in zip(programs, LONG, strict=True):
             assert not ran(STREAMED[name], program, sizes, pad=8, seed=2), (way, sizes)
+
+
+ACROSS = {
+    "a warp": STRAIGHT.varied(tile_m=8, tile_n=64, thread_m=4, thread_n=4),
+    "two vectors ahead": STRAIGHT.varied(tile_n=128, tile_k=64, thread_m=2, thread_n=4),
+    "early parts": STRAIGHT.varied(tile_n=64, thread_m=4, cluster=2, dependent_launch=DependentLaunch.START),
+}
+
+
+@pytest.mark.parametrize("name", ["linear", "linear, f16", "two sums", "squares beside the products", "added to y"])
+def test_a_matrix_across_k_is_read_by_columns(name: str) -> None:
+    case = OF_TENSORS[name]
+    for way in ACROSS if name == "linear" else ("two vectors ahead", "early parts"):
+        for sizes in ((15, 64, 16), (17, 72, 136), (1, 40, 8), (9, 520, 72)):
+            [program] = build_many([case.module(sizes, ACROSS[way])])
+            assert not ran(case, program, sizes, pad=8, seed=2), (way, sizes)
+
+
+IN_PARTS = {
+    "streamed": STREAMS["two warps"].varied(cluster=2),
+    "streamed, early": STREAMS["four vectors ahead"].varied(cluster=4, dependent_launch=DependentLaunch.START),
+    "copied": AHEAD.varied(cluster=2),
+    "by registers": WARP.varied(stages=2, vector=8, cluster=4, **FOUR),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STREAMED.keys() - {"reductions of the result", "dx"}))
+def test_blocks_of_a_cluster_share_k(name: str) -> None:
+    """Parts that end with a tile, within one, and where the last one has one vector."""
+    case = STREAMED[name]
+    for way, schedule in IN_PARTS.items():
+        parts, tile = schedule.cluster, schedule.tile_k
+        for rows, inner, cols in (
+            (15, parts * tile, 16),
+            (17, 2 * parts * tile - 8, 40),
+            (1, (parts - 1) * tile + 8, 8),
+        ):
+            [program] = build_many([case.module((rows, inner, cols), schedule)])
+            assert not ran(case, program, (rows, inner, cols), pad=8, seed=2), (way, rows, inner, cols)
 
 
 def test_a_row_has_the_same_bits_beside_any_other_rows() -> None:
@@ -123,7 +164,7 @@ def test_a_row_has_the_same_bits_beside_any_other_rows() -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((40, 136), (24, 136)))
     for rows in (1, 3, 40):
-        [program] = build_many([case.module((rows, 136, 24), STREAMS["two vectors ahead"])])
+        [program] = build_many([case.module((rows, 136, 24), STREAMS["four vectors ahead"])])
         y = np.full((rows, 24), np.nan, np.float32)
         assert not program.run({"x": x[:rows].copy(), "w": w, "y": y}, rows=rows, cols=24, inner=136, seed=rows).faults
         bits.append(y[0].tobytes())

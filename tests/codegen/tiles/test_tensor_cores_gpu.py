@@ -59,6 +59,8 @@ ASKED: list[tuple[str, str, int, str, dict[str, Any]]] = [
     ("linear", "1x4096", 4096, "bf16", {"layout": TURNED}),
     ("linear", "4x1000", 4104, "f16", {"layout": TURNED}),
     ("linear", "64x1000", 776, "bf16", {"layout": TURNED}),
+    ("linear", "1x4096", 4096, "bf16", {}),
+    ("linear", "5x1000", 776, "f16", {}),
     ("linear_swiglu", "4x1376", 4096, "bf16", {"layout": BOTH_TURNED}),
     ("linear_add_rms", "3x1000", 2048, "f16", {"layout": TURNED}),
     ("rmsnorm_linear", "16x512", 4096, "bf16", OF_NORM | {"layout": TURNED}),

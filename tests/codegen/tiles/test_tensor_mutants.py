@@ -11,7 +11,7 @@ from normgen.cpu import build_many, find_compiler
 from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
 from tests.codegen.tiles.handmade import Case, Sizes, ran
 from tests.codegen.tiles.test_mutants import wrong
-from tests.codegen.tiles.test_tensor_cores import FOUR, STREAMS, WAYS
+from tests.codegen.tiles.test_tensor_cores import ACROSS, FOUR, STREAMS, WAYS
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 SYNC = "__syncthreads();"
@@ -109,20 +109,26 @@ STRAIGHT: dict[str, list[tuple[str, str]]] = {
         ("m < rows", "true"),
         ("kWholeN || n < kCols", "true"),
         ("k < kInner", "true"),
-        ("read_vectors(ahead, k0 + kWarps * kTileK)", "read_vectors(ahead, k0)"),
-        ("read_vectors(ahead, k0 + kWarps * kTileK)", "read_vectors(0, k0 + kWarps * kTileK)"),
-        ("read_vectors(ahead, warp * kTileK)", "read_vectors(ahead, 0)"),
-        ("32 * ahead + lane % 4 * kVector", "32 * ahead"),
-        ("k0 + 32 * ahead", "k0"),
+        ("read_vectors(first, k0 + kWarps * kTileK)", "read_vectors(first, k0)"),
+        ("read_vectors(first, k0 + kWarps * kTileK)", "read_vectors(0, k0 + kWarps * kTileK)"),
+        ("kInner - k0 > kWarps * kTileK", "false"),
+        ("read_vectors(first, warp * kTileK)", "read_vectors(first, 0)"),
+        ("32 * (first + ahead) + lane % 4 * kVector", "32 * (first + ahead)"),
+        ("k0 + 32 * (first + ahead)", "k0 + 32 * ahead"),
+        ("_vec[first + ahead][i] =", "_vec[ahead][i] ="),
+        ("add_products(first + ahead)", "add_products(ahead)"),
+        ("min(m0 + 8 * i + line, rows - 1)", "m0 + 8 * i + line"),
+        ("min(n0 + 8 * i + line, kCols - 1)", "n0 + 8 * i + line"),
         ("m0 + 8 * i + line", "m0 + 8 * i"),
-        ("n0 + 8 * i + line", "n0 + line"),
+        ("min(n0 + 8 * i + line", "min(n0 + line"),
         ("(0.0f)", "(1.0f)"),
         ("w_vec[ahead][2 * j + 1].bits[2 * step + 0]", "w_vec[ahead][2 * j].bits[2 * step + 0]"),
         ("w_vec[ahead][2 * j + 0].bits[2 * step + 1]", "w_vec[ahead][2 * j + 0].bits[2 * step]"),
         ("&x_vec[ahead][i].bits[2 * step]", "&x_vec[ahead][i].bits[0]"),
         ("&x_vec[ahead][i]", "&x_vec[0][i]"),
         ("step < 2", "step < 1"),
-        ("ahead < kAhead", "ahead < 1"),
+        ("ahead < kTogether", "ahead < 1"),
+        ("first < kAhead", "first < 1"),
         ("&y_part[j][i][2]", "&y_part[j][i][0]"),
         ("e / 2 * 8", "e / 2 * 4"),
         ("lane % 4 * 2 + e % 2", "lane % 4 + e % 2 * 4"),
@@ -144,10 +150,51 @@ STRAIGHT: dict[str, list[tuple[str, str]]] = {
 
 @pytest.mark.parametrize("name", STRAIGHT)
 def test_whatever_is_wrong_in_a_kernel_that_streams_shows(name: str) -> None:
-    case, way = STREAMED[name], STREAMS["two vectors ahead"]
+    case, way = STREAMED[name], STREAMS["four vectors ahead"]
     assert not survivors(
         case, {sizes: case.module(sizes, way) for sizes in ((40, 2120, 72), (17, 264, 40))}, STRAIGHT[name]
     )
+
+
+# ... of a matrix across k.
+COLUMNS = [
+    ("+ i % 8", ""),
+    ("min(n0 + i / 8 * 64", "min(n0 + i / 8 * 32"),
+    ("64 + line * kVector, kCols - kVector", "64 + line * kVector, kCols"),
+    ("low_halves(w", "high_halves(w"),
+    ("high_halves(w", "low_halves(w"),
+    ("4 * step + 3", "4 * step + 2"),
+    ("j / 4 * 8 + 4 * step", "4 * step"),
+    (".bits[j % 4]", ".bits[0]"),
+    ("j / 4 * 64 + line * kVector", "j / 4 * 64 + line"),
+    ("2 + e / 2]", "2]"),
+]
+
+
+def test_whatever_is_wrong_in_columns_of_a_matrix_across_k_shows() -> None:
+    case, way = OF_TENSORS["linear"], ACROSS["two vectors ahead"]
+    assert not survivors(case, {sizes: case.module(sizes, way) for sizes in ((17, 520, 136), (9, 264, 72))}, COLUMNS)
+
+
+# ... of blocks that share k.
+IN_PARTS = [
+    ("cluster_rank() * kPartK", "0"),
+    ("min(kInner, k_begin + kPartK)", "kInner"),
+    ("blockIdx.x / kParts", "blockIdx.x"),
+    ("(cluster_rank() - 1) * kLeft", "0 * kLeft"),
+    ("part * kLeft", "0 * kLeft"),
+    ("kParts - 1", "kParts - 2"),
+    ("kThreadM * kThreadN + i)", "i)"),
+    ("threadIdx.x, 0,", "threadIdx.x, 1,"),
+    ("+ kSlots", ""),
+    ("if (cluster_rank() > 0) return;", ""),
+    ("  cluster_arrive();\n  cluster_wait();\n", ""),
+]
+
+
+def test_whatever_is_wrong_in_blocks_that_share_k_shows() -> None:
+    case, way = STREAMED["squares beside the products"], STREAMS["two warps"].varied(cluster=4)
+    assert not survivors(case, {sizes: case.module(sizes, way) for sizes in ((40, 264, 72), (17, 120, 40))}, IN_PARTS)
 
 
 @pytest.mark.parametrize("key", MUTANTS, ids=" ".join)

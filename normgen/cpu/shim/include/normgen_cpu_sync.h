@@ -96,6 +96,8 @@ struct Ahead {
   }
 };
 
+NORMGEN_INLINE void ask_l2(const void* address) { normgen_cpu_prefetch(address, 16); }
+
 NORMGEN_INLINE unsigned char* dynamic_shared() { return normgen_cpu_dynamic_shared(); }
 
 template <int kBytes>
