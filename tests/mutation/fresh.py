@@ -178,6 +178,7 @@ FRESH: dict[str, Fresh] = {
         mistake="cancellation no more guarded",
         op="layernorm",
         shape="64x1000",
+        schedule="default,variance=guarded",
         old="0.75f * look1.x_squares",
         new="0.0f * look1.x_squares",
         shows="rows whose mean is far above their spread (1e4 +- 1): variance is what rounding left",
