@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -101,11 +101,13 @@ def test_the_help_of_a_command_begins_as_its_line_in_the_help_of_all(
 
 
 def test_help_answers_in_less_than_0_15_s() -> None:
+    """Of CPU: beside other work a machine takes longer."""
     seconds = []
-    for _ in range(5):  # the best of five: the machine may be busy
-        start = time.perf_counter()
+    for _ in range(5):
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "normgen.cli.main", "--help"], capture_output=True, check=True)
-        seconds.append(time.perf_counter() - start)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
     assert min(seconds) < 0.15
 
 
