@@ -25,6 +25,7 @@ from tests.codegen.covering import Case, walk
 from tests.codegen.in_place import pairs_of
 from tests.codegen.layouts import BACKWARD_SETS, DEVICE, SETS
 from tests.codegen.matrix import sample
+from tests.codegen.tiles.asked import ASKED, spread
 from tests.samples import CORE
 
 MOST, EXTRA = 60, 4  # schedules that cover pairs of values, and random ones, of a core operation and set of layouts
@@ -37,7 +38,8 @@ SHAPES = ((24, 128, 0, 16), (199, 760, 8, 16), (33, 1128, 0, 0), (70, 513, 3, 4)
 
 
 def cases(ops: Collection[str] = ()) -> list[Case]:
-    """Shipped records, the core operations over all knobs and awkward layouts, every operation in every form.
+    """Shipped records, the core operations over all knobs and awkward layouts, every operation in every form, products
+    on tensor cores.
 
     ops  only of these operations; none: of all
     """
@@ -52,7 +54,16 @@ def cases(ops: Collection[str] = ()) -> list[Case]:
         for case in sample(op, layouts, 1, extra=EXTRA, most=MOST, direction=direction)
     ]
     specs = [load(path) for name, path in (list_specs() | list_presets()).items() if name in ops or not ops]
-    return [*shipped, *core, *(case for spec in specs for problem in forms(spec) for case in schedules(problem))]
+    others = [case for spec in specs for problem in forms(spec) for case in schedules(problem)]
+    return [*shipped, *core, *others, *of_tensor_cores(ops)]
+
+
+def of_tensor_cores(ops: Collection[str] = ()) -> Iterator[Case]:
+    """Products of every fragment."""
+    for op, shape, inner, dtype, more in ASKED:
+        if op in ops or not ops:
+            problem = problem_for(load(op), shape=shape, inner=inner, dtype=dtype, **more)
+            yield from ((problem, schedule) for schedule in spread(problem, DEVICE))
 
 
 def forms(spec: Spec) -> Iterator[Problem]:
