@@ -33,3 +33,15 @@ def test_a_tile_that_a_cluster_shares_has_as_many_blocks() -> None:
         [header] = headers_of([record("linear", schedule=schedule, **asked)], spec=load("linear"))
         assert ("tiles_of(inner, launch.tile_inner) * launch.cluster;" in header.text) is (cluster > 1)
         assert "cudaLaunchAttributeClusterDimension" in header.text
+
+
+def test_blocks_that_stay_and_clusters_are_counted_in_one_header() -> None:
+    few: dict[str, Any] = {"shape": "16x4096", "inner": 4096, "dtype": "bf16", "layout": {"w": "cols_inner"}}
+    many = few | {"shape": "4096x4096"}
+    shared = default_schedule(problem_for(load("linear"), **few), target("h200")).varied(cluster=2)
+    staying = default_schedule(problem_for(load("linear"), **many), target("h200"))
+    assert staying.fragment == "wgmma"
+    records = [record("linear", schedule=shared, **few), record("linear", schedule=staying, **many)]
+    [header] = headers_of(records, spec=load("linear"))
+    assert "tiles = lines * tiles_of(cols, launch.tile_cols) * launch.cluster;" in header.text
+    assert "launch.persistent > 0 && tiles > resident" in header.text

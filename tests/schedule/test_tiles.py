@@ -96,6 +96,7 @@ REFUSED = {
     "teams: many stages": (TURNED_16, WGMMA | {"stages": 6}, "bytes of shared memory"),
     "teams: many sums": (TURNED_16, WGMMA | {"thread_m": 4, "stages": 2}, "would hold 264 registers of data"),
     "teams: a hint": (TURNED_16, WGMMA | {"load": "evict_first"}, "carry no cache hint here: load = default"),
+    "teams: parts of k": (TURNED_16, WGMMA | {"stages": 2, "cluster": 2}, "share none: cluster = 1"),
     "teams: bound": (TURNED_16, WGMMA | {"blocks_per_sm": 2}, "blocks_per_sm = 0"),
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
     "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),

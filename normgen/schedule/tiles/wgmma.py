@@ -87,6 +87,8 @@ class Wgmma(TensorCores):
             return "a stage is multiplied while others are on their way: stages = 2 or more"
         if s.load is not LoadHint.DEFAULT:
             return "boxes of the copy engine carry no cache hint here: load = default"
+        if s.cluster > 1:
+            return "blocks that go from tile to tile share none: cluster = 1, or fragment = mma"
         if s.blocks_per_sm:
             return "a block stays on each SM: blocks_per_sm = 0"
         return None
