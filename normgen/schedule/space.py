@@ -348,7 +348,7 @@ def _promising(
 
 def _meetings(problem: Problem, device: Device, values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     """Blocks of the grid that share giant rows: few cuts, with the methods and the knobs that such rows may gain by."""
-    if not are_giant(problem):
+    if not are_giant(problem, device):
         return
     for cut in shared_rows(problem, device):
         unrolls = (cut.unroll, *((8,) if cut.hold is Hold.RELOAD and cut.unroll else ()))

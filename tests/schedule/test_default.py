@@ -63,12 +63,29 @@ def test_rows_of_a_column_or_two_have_a_default(op: str, shape: str, direction: 
     assert found.cluster == 1
 
 
+@pytest.mark.parametrize("gpu", [H200, target("a100"), target("t4")], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize(
-    ("op", "shape"), [("layernorm", "2048x16384"), ("rmsnorm", "2048x32768"), ("rmsnorm", "4096x4097")]
+    ("op", "shape"),
+    [
+        *(("layernorm", "2048x16384"), ("rmsnorm", "2048x32768"), ("rmsnorm", "4096x4097")),
+        *(("layernorm", "2048x65537"), ("layernorm", "512x262145")),
+    ],
 )
-def test_column_sums_of_rows_too_long_for_registers_do_not_go_to_memory_row_by_row(op: str, shape: str) -> None:
-    """Atomics a row took 12 to 16 x as long as the winners there (H200)."""
-    assert default(op, shape, direction="backward").columns == "partials_two_kernels"
+def test_column_sums_of_rows_too_long_for_registers_do_not_go_to_memory_row_by_row(
+    op: str, shape: str, gpu: Device
+) -> None:
+    """Atomics a row took 12 to 16 x as long as the winners there (H200); in the order of rows one block adds them."""
+    for deterministic in (False, True):
+        problem = problem_for(load(op), shape=shape, dtype="bf16", direction="backward", deterministic=deterministic)
+        assert default_schedule(problem, gpu).columns == "partials_two_kernels"
+
+
+def test_few_columns_that_one_block_sums_have_a_default_of_any_columns() -> None:
+    for cols, dtype in itertools.product((1, 7, 16, 17), ("bf16", "f32")):
+        asked = {"direction": "backward", "deterministic": True, "any_cols": True}
+        problem = problem_for(load("rmsnorm"), shape=(100, cols), dtype=dtype, **asked)
+        found = default_schedule(problem, H200)
+        assert (found.threads, found.columns) == (32, "atomic")
 
 
 @pytest.mark.parametrize(("op", "shape"), [("rmsnorm", "4096x4096"), ("quantize_to_fp8_group", "4096x3072")])
