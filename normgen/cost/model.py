@@ -318,7 +318,7 @@ def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_
         blocks=blocks,
         running=running,
         waves=blocks / (device.sm_count * resident),
-        rounds=most(1.0, tiles * s.row_blocks / least(blocks, device.sm_count * running)),
+        rounds=most(1.0, tiles * s.row_blocks / most(1, least(blocks, device.sm_count * running))),
         shared_bytes=shared,
     )
 
