@@ -13,6 +13,7 @@ import pytest
 from normgen.choice.first import default_schedule, first_choices
 from normgen.cost.model import predicted_us
 from normgen.device import Device, target
+from normgen.errors import NothingValidError
 from normgen.knobs import TABLE, Group
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
@@ -87,6 +88,22 @@ def test_many_tiny_rows_whose_columns_are_summed_fill_the_sms(op: str, cols: int
     direction = "forward" if op == "full_sum" else "backward"
     found = default(op, f"1048576x{cols}", "f32", direction, gpu)
     assert found.persistent * found.threads >= 256
+
+
+@pytest.mark.parametrize(
+    ("op", "asked"),
+    [
+        ("quantize_to_fp8_group", {"align": 8}),
+        ("rmsnorm_to_nvfp4", {"align": 4}),
+        ("te_quantize_to_fp8_group", {"pitch": 5121}),
+    ],
+)
+def test_groups_that_no_schedule_reads_are_refused_with_the_alignment_that_helps(
+    op: str, asked: dict[str, int]
+) -> None:
+    with pytest.raises(NothingValidError, match="align=16, and such a pitch"):
+        default_schedule(problem_for(load(op), shape="64x5120", **asked), H200)
+    assert default(op, "64x5120", "f32").vector > 1
 
 
 def test_few_columns_that_one_block_sums_have_a_default_of_any_columns() -> None:
