@@ -75,15 +75,17 @@ def _summed(problem: Problem, s: Schedule) -> Iterator[Schedule]:
 def _widest(problem: Problem, cut: Schedule, device: Device) -> Iterator[Schedule]:
     """The cut with the widest access that rows allow: of those with both ends left over last.
 
-    Sums of columns of which each row begins elsewhere take a block's shared memory: then also the widest without ends.
+    Sums of columns of which each row begins elsewhere take a block's shared memory, or atomics: then also the widest
+    without ends, where atomics are out or nothing else shares a row.
     """
+    has_others = problem.column_outputs and (problem.deterministic or device.arch < CLUSTERS)
     size = problem.dtype.bytes
     for vector in (v for v in (16, 8, 4, 2, 1) if v * size <= 16):
         for edges in Edges.EXACT, Edges.MASKED, Edges.PEEL:
             found = cut.varied(vector=vector, edges=edges)
             if refusal(problem, found, device, CUT) is None:
                 yield found
-                if not (found.peels and problem.column_outputs):
+                if not (found.peels and has_others):
                     return
 
 
