@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.knobs import Edges
 from normgen.problem.problem import Problem
+from normgen.problem.question import PLAIN_ALIGN
 from normgen.program.classes import ProgramClass, class_of
 from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.lanes.space import default_of_lanes
@@ -88,8 +90,14 @@ def _general(problem: Problem, device: Device) -> Schedule:
         if reason is None:
             return schedule
         reasons.append(reason)
-    taken = in_place(problem, Schedule(), device)  # of every schedule, and not the first one's reason
-    hint = f"{taken}: leave in_place out" if taken else reasons[0]
+    hint = reasons[0]
+    widest = general[-1]
+    whole = replace(problem, align=PLAIN_ALIGN, pitch=problem.cols * problem.col_stride)
+    if taken := in_place(problem, Schedule(), device):  # of every schedule, and not the first one's reason
+        hint = f"{taken}: leave in_place out"
+    elif refusal(whole, widest, device) is None:  # no narrower one owns a group, or a byte of two elements
+        hint = f"rows of whole vectors of {widest.vector} elements: align={PLAIN_ALIGN}, and such a pitch"
+        hint += f"; here align={problem.align}, pitch={problem.pitch}"
     raise NothingValidError("no schedule is legal for this problem", received=str(problem), hint=hint)
 
 

@@ -39,7 +39,7 @@ class Repair:
         rule = f"{self.reason} ({named})" if named else self.reason
         why = "`normgen space --why` lists every rule"
         if self.changes is None:
-            hint = f"no change of up to {FAR} knobs makes it legal; {why}"
+            hint = f"no change of up to {FAR} knobs makes it legal, nor the default with it; {why}"
         else:
             least = " ".join(f"{name}={value}" for name, value in self.changes.items())
             hint = f"the least change that is legal: {least}; {why}"
@@ -82,6 +82,7 @@ def _least_change(
 
     One and two knobs at every value, the nearest values first. More are tried at their plain and default values only:
     each way to be legal that somebody means passes there.
+    Last comes the default, but for what was asked.
     """
     default = default_schedule(problem, device)
     free = [k for k in TABLE if k.name not in asked]
@@ -110,7 +111,9 @@ def _least_change(
         found = next(filter(is_legal, _changes(list(among), count, values)), None)
         if found is not None:
             return found
-    return None
+    # A product's tiles are five knobs, which the plain point has none of.
+    rest = tuple((k.name, value) for k in free if (value := getattr(default, k.name)) != getattr(schedule, k.name))
+    return rest if is_legal(rest) else None
 
 
 def _changes(knobs: list[Knob], count: int, values: Callable[[Knob], list[Any]]) -> Iterator[Change]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
+from normgen.device import TARGETS
 from normgen.errors import UsageError
 from normgen.files.plain import plain
 from normgen.files.shipped import shipped
@@ -107,7 +108,7 @@ def _op(_: click.Context, __: click.Parameter, name: str) -> str:
 
 
 def target_option(command: Command) -> Command:
-    help_text = "GPU to compile for when none is used: h200, h100, a100, b200, l4, t4."
+    help_text = f"GPU to compile for when none is used: {', '.join(TARGETS)}."
     return click.option("--target", default="h200", show_default=True, help=help_text)(command)
 
 

@@ -311,12 +311,14 @@ def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_
     tiles = -(-problem.rows // s.rows_per_block)
     blocks = tiles * s.row_blocks
     blocks = where(s.persistent > 0, least(blocks, s.persistent * device.sm_count), blocks)
+    if problem.deterministic:  # one walker adds its rows one after another
+        blocks = where(s.columns == ColumnWay.ATOMIC, s.row_blocks, blocks)
     running = least(resident, most(1, -(-blocks // device.sm_count)))
     return _Grid(
         blocks=blocks,
         running=running,
         waves=blocks / (device.sm_count * resident),
-        rounds=most(1.0, tiles * s.row_blocks / (device.sm_count * running)),
+        rounds=most(1.0, tiles * s.row_blocks / most(1, least(blocks, device.sm_count * running))),
         shared_bytes=shared,
     )
 

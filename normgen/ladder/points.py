@@ -100,10 +100,11 @@ def _records(device: Device, name: str) -> list[Record]:
 
 
 def _best(problem: Problem, records: list[Record], name: str) -> Record:
-    """The fastest usable record of the problem, measured before predicted; else the only usable one there is."""
+    """The fastest usable record of the problem, measured before predicted; else the only usable one of a file."""
     usable = [r for r in records if r.is_usable]
     key = problem.question
-    found = [r for r in usable if r.serves(key)] or (usable if len(usable) == 1 else [])
+    is_meant = name.endswith(".jsonl") and len(usable) == 1
+    found = [r for r in usable if r.serves(key)] or (usable if is_meant else [])
     if not found:
         rule = f"no record of {problem} is there"
         raise UsageError(rule, received=name, hint="name one by the first digits of its text, or another file")

@@ -70,7 +70,9 @@ def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
 
 def _idle_threads(problem: Problem, s: Schedule, _: Device) -> str | None:
     lanes = s.threads_per_row * s.row_blocks
-    if lanes > 1 and lanes // 2 >= vectors_per_row(problem, s):
+    # A block has a warp at least, and one row at a time where atomics keep the order of rows.
+    is_least = s.threads == WARP and problem.deterministic and s.columns is ColumnWay.ATOMIC
+    if lanes > 1 and lanes // 2 >= vectors_per_row(problem, s) and not is_least:
         return "at least half of a row's threads would own no vector"
     return None
 

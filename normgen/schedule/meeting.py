@@ -13,13 +13,17 @@ from normgen.schedule.legality import CUT, persistent, reduces_rows, refusal
 from normgen.schedule.schedule import Schedule
 
 LEAST_ROW = 1 << 20  # bytes: 16 SMs of a cluster read less in the time of one exchange through memory
+# ... and what one SM reads where there are no clusters. Sums of columns leave a row no other place than registers.
+LEAST_SUMMED_ROW = LEAST_ROW // 16
+CLUSTERS = 90  # from this sm_NN on
 LEFT_IN_L2 = 0.32  # of L2, what the look before has left there of a row
 BLOCKS = ((1, 1024), (2, 512), (1, 512), (2, 1024), (4, 256), (4, 512))  # blocks of an SM, and their threads
 
 
-def are_giant(problem: Problem) -> bool:
+def are_giant(problem: Problem, device: Device) -> bool:
     """Whether rows are so long that blocks that meet in memory may be the best way to share them."""
-    is_long = problem.row_bytes >= LEAST_ROW or problem.cols * problem.dtype.bytes >= LEAST_ROW
+    least_row = LEAST_SUMMED_ROW if problem.column_outputs and device.arch < CLUSTERS else LEAST_ROW
+    is_long = problem.row_bytes >= least_row or problem.cols * problem.dtype.bytes >= least_row
     return is_long and reduces_rows(problem) and not (problem.any_cols or problem.sums_batches)
 
 
@@ -42,18 +46,21 @@ def shared_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
             persistent=per_sm,
             blocks_per_sm=per_sm if per_sm > 1 else 0,
         )
-        cut = _widest(problem, wanted, device)
-        if cut is None or refusal(problem, cut.varied(hold=Hold.RELOAD), device, (*CUT, persistent)) is not None:
-            continue
-        held, shared = cut.varied(hold=Hold.REGISTERS, unroll=0), cut.varied(hold=Hold.SHARED, unroll=4)
-        yield from _summed(problem, held)
-        yield from _summed(problem, held.varied(stages=2))
-        yield from _summed(problem, held.varied(copy=Copy.CP_ASYNC))
-        yield from _summed(problem, shared)
-        for copy in Copy.CP_ASYNC, Copy.BULK:
-            yield from _summed(problem, shared.varied(copy=copy, stages=2))
-        yield from _summed(problem, cut.varied(hold=Hold.HYBRID, unroll=1))
-        yield from _summed(problem, cut.varied(hold=Hold.RELOAD, unroll=4))
+        for cut in _widest(problem, wanted, device):
+            if refusal(problem, cut.varied(hold=Hold.RELOAD), device, (*CUT, persistent)) is None:
+                yield from _places(problem, cut)
+
+
+def _places(problem: Problem, cut: Schedule) -> Iterator[Schedule]:
+    held, shared = cut.varied(hold=Hold.REGISTERS, unroll=0), cut.varied(hold=Hold.SHARED, unroll=4)
+    yield from _summed(problem, held)
+    yield from _summed(problem, held.varied(stages=2))
+    yield from _summed(problem, held.varied(copy=Copy.CP_ASYNC))
+    yield from _summed(problem, shared)
+    for copy in Copy.CP_ASYNC, Copy.BULK:
+        yield from _summed(problem, shared.varied(copy=copy, stages=2))
+    yield from _summed(problem, cut.varied(hold=Hold.HYBRID, unroll=1))
+    yield from _summed(problem, cut.varied(hold=Hold.RELOAD, unroll=4))
 
 
 def _summed(problem: Problem, s: Schedule) -> Iterator[Schedule]:
@@ -65,15 +72,21 @@ def _summed(problem: Problem, s: Schedule) -> Iterator[Schedule]:
         yield s
 
 
-def _widest(problem: Problem, cut: Schedule, device: Device) -> Schedule | None:
-    """The cut with the widest access that rows allow: of those with both ends left over last."""
+def _widest(problem: Problem, cut: Schedule, device: Device) -> Iterator[Schedule]:
+    """The cut with the widest access that rows allow: of those with both ends left over last.
+
+    Sums of columns of which each row begins elsewhere take a block's shared memory, or atomics: then also the widest
+    without ends, where atomics are out or nothing else shares a row.
+    """
+    has_others = problem.column_outputs and (problem.deterministic or device.arch < CLUSTERS)
     size = problem.dtype.bytes
     for vector in (v for v in (16, 8, 4, 2, 1) if v * size <= 16):
         for edges in Edges.EXACT, Edges.MASKED, Edges.PEEL:
             found = cut.varied(vector=vector, edges=edges)
             if refusal(problem, found, device, CUT) is None:
-                return found
-    return None
+                yield found
+                if not (found.peels and has_others):
+                    return
 
 
 def _parts(problem: Problem, device: Device) -> list[int]:

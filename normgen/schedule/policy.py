@@ -84,8 +84,8 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
 
     Rows of less than 256 bytes are outside of what was swept. Where a spec lists a knob's values, they are searched.
     """
-    main_row, asked = problem.cols * problem.dtype.bytes, problem.searched_knobs
-    if problem.any_cols or main_row < 256:
+    asked = problem.searched_knobs
+    if problem.any_cols or is_tiny(problem):
         return None
     if "vector" not in asked and s.vector * problem.dtype.bytes < 8 and _is_whole(problem):
         return "not searched: accesses below 8 bytes where 16 are possible"  # 1.025 x
@@ -97,6 +97,11 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
+def is_tiny(problem: Problem) -> bool:
+    """Whether rows are shorter than those of the sweeps."""
+    return problem.cols * problem.dtype.bytes < 256
+
+
 def _is_whole(problem: Problem) -> bool:
     """Whether every row begins at a multiple of 16 bytes, and ends there."""
     return math.gcd(problem.cols * problem.dtype.bytes, problem.pitch * problem.dtype.bytes, problem.align) % 16 == 0
@@ -105,7 +110,7 @@ def _is_whole(problem: Problem) -> bool:
 def _searched_hold(problem: Problem, s: Schedule) -> str | None:
     """Where a row waits: in registers, if it is short (the same sweeps)."""
     main_row = problem.cols * problem.dtype.bytes
-    if problem.any_cols or "hold" in problem.searched_knobs or main_row < 256:
+    if problem.any_cols or "hold" in problem.searched_knobs or is_tiny(problem):
         return None
     held = 8 * KIB if problem.column_outputs else 64 * KIB
     if s.hold is Hold.RELOAD and main_row <= held:

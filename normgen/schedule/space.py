@@ -41,6 +41,7 @@ from normgen.schedule.many import NAMES, Rows, Schedules, combinations
 from normgen.schedule.meeting import are_giant, shared_rows
 from normgen.schedule.policy import (
     ONE_KNOB,
+    is_tiny,
     plain_only,
     searched_cluster,
     searched_columns,
@@ -304,7 +305,9 @@ def _space_of_rows(problem: Problem, device: Device) -> Space:
     plain = sieve.refused(bases, (plain_only,))
     sieve.count(bases, plain, np.ones(len(bases)))
     walks = bases.columns.persistent > (1 if problem.sums_rows else 0)
-    kept = np.flatnonzero((plain.codes == 0) | np.broadcast_to(~walks, len(bases)))
+    # Of tiny rows there is little but a thread a row: an SM has many of its blocks, or idles.
+    walks_tiny = problem.sums_rows and is_tiny(problem)
+    kept = np.flatnonzero((plain.codes == 0) | walks_tiny | np.broadcast_to(~walks, len(bases)))
     bases, is_plain = bases.taken(kept), plain.codes[kept] > 0
     free = lists(FREE_KNOBS)
     searched = bases.times(free, _promising(sieve, bases, free, is_plain))
@@ -348,7 +351,7 @@ def _promising(
 
 def _meetings(problem: Problem, device: Device, values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
     """Blocks of the grid that share giant rows: few cuts, with the methods and the knobs that such rows may gain by."""
-    if not are_giant(problem):
+    if not are_giant(problem, device):
         return
     for cut in shared_rows(problem, device):
         unrolls = (cut.unroll, *((8,) if cut.hold is Hold.RELOAD and cut.unroll else ()))

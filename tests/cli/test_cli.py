@@ -100,6 +100,11 @@ def test_the_help_of_a_command_begins_as_its_line_in_the_help_of_all(
     assert [w.lower() for w in words[:4]] == [w.lower() for w in said[:4]]
 
 
+def test_the_help_of_a_target_names_every_gpu_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "explain", "--help")
+    assert set(TARGETS) <= {*re.findall(r"[a-z0-9]+", out)}
+
+
 def test_help_answers_in_less_than_0_15_s() -> None:
     """Of CPU: beside other work a machine takes longer."""
     seconds = []

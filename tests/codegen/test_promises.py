@@ -58,7 +58,10 @@ def test_the_space_of_a_deterministic_problem_has_no_atomics() -> None:
 
 
 PROMISED: dict[str, Case] = {}
-for _cols, _more in ((256, {}), (33, {"align": 4}), (300, {"any_cols": True}), (1001, {"pitch": 1003, "align": 4})):
+for _cols, _more in (
+    *((256, {}), (33, {"align": 4}), (300, {"any_cols": True}), (1001, {"pitch": 1003, "align": 4})),
+    *((7, {}), (9, {"any_cols": True})),
+):
     _problem = backward(shape=f"37x{_cols}", deterministic=True, **_more)
     PROMISED[f"default at {_cols} columns"] = (_problem, default_schedule(_problem, DEVICE))
     if "any_cols" in _more:
@@ -66,8 +69,9 @@ for _cols, _more in ((256, {}), (33, {"align": 4}), (300, {"any_cols": True}), (
             if refusal(_problem, _schedule, DEVICE) is None:
                 PROMISED[f"fallback {_way} at {_cols} columns"] = (_problem, _schedule)
 PROMISED |= {
-    f"general kernel {i}": case
-    for i, case in enumerate(general_schedules(PROMISED["default at 256 columns"][0], DEVICE))
+    f"general kernel {i} at {cols} columns": case
+    for cols in (7, 256)
+    for i, case in enumerate(general_schedules(PROMISED[f"default at {cols} columns"][0], DEVICE))
 }
 
 

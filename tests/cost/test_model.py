@@ -257,3 +257,16 @@ def test_a_hybrid_row_takes_the_registers_of_its_part_of_the_row() -> None:
         hold: estimated_registers(problem, schedule(512, 1, 8, hold=hold, unroll=1)) for hold in ("shared", "hybrid")
     }
     assert needed["hybrid"][0] >= needed["shared"][0] + 48
+
+
+def test_one_block_that_adds_rows_in_their_order_takes_as_long_as_it_has_rows() -> None:
+    """Atomics in the order of rows have one walker."""
+    rows = (1 << 12, 1 << 16)
+    asked = [
+        problem_for(load("rmsnorm"), shape=(n, 64), direction="backward", deterministic=True, any_cols=True)
+        for n in rows
+    ]
+    alone = [told(p, default_schedule(p, H200)) for p in asked]
+    assert [cost.blocks for cost in alone] == [1, 1]
+    assert [cost.rounds for cost in alone] == [*rows]
+    assert alone[1].us > 15 * alone[0].us > 1000

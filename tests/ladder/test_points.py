@@ -55,6 +55,12 @@ def test_a_literal_transcription_of_a_ladders_kernel_is_legal_on_plain(op: str, 
     assert set(schedule.chosen) <= {pair.partition("=")[0] for pair in knobs.replace(",", " ").split()}
 
 
+def test_the_only_record_of_a_gpu_is_not_that_of_another_problem() -> None:
+    for gpu in ("h100", "l4"):
+        with pytest.raises(UsageError, match="no record of"):
+            read_schedule(problem("softmax", "333x1024"), target(gpu), "record")
+
+
 def test_a_record_is_named_by_its_text_its_file_or_the_problem() -> None:
     record = next(r for r in kept(shipped_folder() / "h200.jsonl") if r.problem.op == "softmax" and r.problem.cols > 1)
     key = record.problem

@@ -13,6 +13,7 @@ import pytest
 from normgen.choice.first import default_schedule, first_choices
 from normgen.cost.model import predicted_us
 from normgen.device import Device, target
+from normgen.errors import NothingValidError
 from normgen.knobs import TABLE, Group
 from normgen.problem.question import Direction
 from normgen.program.source import problem_for
@@ -63,12 +64,54 @@ def test_rows_of_a_column_or_two_have_a_default(op: str, shape: str, direction: 
     assert found.cluster == 1
 
 
+@pytest.mark.parametrize("gpu", [H200, target("a100"), target("t4")], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize(
-    ("op", "shape"), [("layernorm", "2048x16384"), ("rmsnorm", "2048x32768"), ("rmsnorm", "4096x4097")]
+    ("op", "shape"),
+    [
+        *(("layernorm", "2048x16384"), ("rmsnorm", "2048x32768"), ("rmsnorm", "4096x4097")),
+        *(("layernorm", "2048x65537"), ("layernorm", "512x262145")),
+    ],
 )
-def test_column_sums_of_rows_too_long_for_registers_do_not_go_to_memory_row_by_row(op: str, shape: str) -> None:
-    """Atomics a row took 12 to 16 x as long as the winners there (H200)."""
-    assert default(op, shape, direction="backward").columns == "partials_two_kernels"
+def test_column_sums_of_rows_too_long_for_registers_do_not_go_to_memory_row_by_row(
+    op: str, shape: str, gpu: Device
+) -> None:
+    """Atomics a row took 12 to 16 x as long as the winners there (H200); in the order of rows one block adds them."""
+    for deterministic in (False, True):
+        problem = problem_for(load(op), shape=shape, dtype="bf16", direction="backward", deterministic=deterministic)
+        assert default_schedule(problem, gpu).columns == "partials_two_kernels"
+
+
+@pytest.mark.parametrize("gpu", [H200, target("b200"), target("t4")], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(("op", "cols"), [("full_sum", 3), ("rmsnorm", 8), ("layernorm", 4)])
+def test_many_tiny_rows_whose_columns_are_summed_fill_the_sms(op: str, cols: int, gpu: Device) -> None:
+    """One warp an SM takes 12 times as long as 16 by the cost model (1048576x3 f32, H200)."""
+    direction = "forward" if op == "full_sum" else "backward"
+    found = default(op, f"1048576x{cols}", "f32", direction, gpu)
+    assert found.persistent * found.threads >= 256
+
+
+@pytest.mark.parametrize(
+    ("op", "asked"),
+    [
+        ("quantize_to_fp8_group", {"align": 8}),
+        ("rmsnorm_to_nvfp4", {"align": 4}),
+        ("te_quantize_to_fp8_group", {"pitch": 5121}),
+    ],
+)
+def test_groups_that_no_schedule_reads_are_refused_with_the_alignment_that_helps(
+    op: str, asked: dict[str, int]
+) -> None:
+    with pytest.raises(NothingValidError, match="align=16, and such a pitch"):
+        default_schedule(problem_for(load(op), shape="64x5120", **asked), H200)
+    assert default(op, "64x5120", "f32").vector > 1
+
+
+def test_few_columns_that_one_block_sums_have_a_default_of_any_columns() -> None:
+    for cols, dtype in itertools.product((1, 7, 16, 17), ("bf16", "f32")):
+        asked = {"direction": "backward", "deterministic": True, "any_cols": True}
+        problem = problem_for(load("rmsnorm"), shape=(100, cols), dtype=dtype, **asked)
+        found = default_schedule(problem, H200)
+        assert (found.threads, found.columns) == (32, "atomic")
 
 
 @pytest.mark.parametrize(("op", "shape"), [("rmsnorm", "4096x4096"), ("quantize_to_fp8_group", "4096x3072")])

@@ -49,6 +49,22 @@ def test_a_refusal_names_its_knobs_and_a_change_of_those_nobody_asked_for(
     assert all(f"{name}={getattr(schedule, name)}" in str(found.error(schedule)) for name in named)
 
 
+def test_where_few_changes_are_not_enough_the_default_is_told_with_what_was_asked() -> None:
+    """A product on the plain point lacks all five knobs of its tiles."""
+    given = problem_for(load("linear"), shape="16x1024", inner=512, dtype="bf16")
+    for knobs in ({}, {"tile_m": 16, "fragment": "mma"}):
+        schedule = Schedule(**knobs)  # type: ignore[arg-type]
+        found = repair(given, schedule, H200, knobs)
+        assert found is not None
+        assert found.changes is not None
+        assert not set(found.changes) & set(knobs)
+        assert refusal(given, schedule.varied(**found.changes), H200) is None
+    found = repair(given, Schedule(hold="registers"), H200, {"hold"})  # type: ignore[arg-type]
+    assert found is not None
+    assert found.changes is None
+    assert "nor the default with it" in str(found.error(Schedule()))
+
+
 def test_a_legal_schedule_needs_no_repair() -> None:
     given = problem()
     assert repair(given, default_schedule(given, H200), H200) is None
