@@ -35,6 +35,9 @@ FOLDED: dict[str, Any] = {"layout": {"w": "cols_inner"}, "without": ("weight",)}
 TILE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 1, "vector": 1}
 RELOAD = schedule_from({**TILE, "hold": "reload"})  # in no space
 STREAM = schedule_from({**TILE, "hold": "reload", "fragment": "mma", "vector": 8, "tile_k": 32})
+TEAM = schedule_from({"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "stages": 2, "tile_m": 64,
+                      "tile_n": 64, "tile_k": 64, "thread_m": 2, "thread_n": 16})  # fmt: skip
+TURNED: dict[str, Any] = {"layout": {"w": "cols_inner"}}
 EARLY = STREAM.varied(cluster=2, dependent_launch=DependentLaunch.START)
 
 
@@ -133,7 +136,7 @@ def test_gradients_of_a_linear_layer_are_written_by_the_functions_that_write_it(
     forward = executed(problems(176, "linear", "torch_linear", asked=[{}]))
     backward = executed(problems(168, "linear", asked=BOTH))
     assert functions(backward) <= functions(forward)
-    assert share(backward) > 0.7
+    assert share(backward) > 0.65
 
 
 def in_batches() -> Iterator[tuple[Problem, Iterable[Schedule]]]:
@@ -151,7 +154,10 @@ def test_every_product_that_ships_needs_the_whole_emitter(record_property: Calla
     reduced = problem_for(load("linear_add_rms"), shape=(20, 24), inner=44)
     statistics = run_by([(reduced, [way for way in (RELOAD, *LOOKS.values()) if refusal(reduced, way, H200) is None])])
     of_norm = problem_for(load("rmsnorm_linear"), shape=(20, 24), inner=88, dtype="bf16", **FOLDED)
-    streamed = run_by([(of_norm, [EARLY])])
-    found = share({file: rows[file] | batches[file] | statistics[file] | streamed[file] for file in FILES})
+    turned = [
+        problem_for(load(op), shape=(20, 24), inner=88, dtype="bf16", **TURNED) for op in ("linear", "linear_add")
+    ]
+    others = run_by([(of_norm, [EARLY]), *((problem, [TEAM]) for problem in turned)])
+    found = share({file: rows[file] | batches[file] | statistics[file] | others[file] for file in FILES})
     record_property("share of the lines", found)
     assert found >= 0.95  # the others are for maxima that ride along, and for results that are added to what is there
