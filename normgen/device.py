@@ -38,6 +38,11 @@ class Device:
         return f"sm_{self.arch}"
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether blocks of a cluster reach each other's shared memory."""
+        return self.arch >= 90
+
+    @property
     def tensor_fmas(self) -> int:
         """Products of 16 bits with sums in float32 that an SM's tensor cores have in a clock; 0: none."""
         return self._tensor_cores[0]

@@ -39,12 +39,12 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     return first_choices(problem, device)[0]
 
 
+@functools.lru_cache(maxsize=1024)
 def first_choices(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """Legal schedules, the best first, before anything of the problem is measured. Raises as `default_schedule`."""
     return CHOICES[class_of(problem)](problem, device)
 
 
-@functools.lru_cache(maxsize=1024)
 def _choices_of_rows(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """Of an architecture that was measured as the ranker orders them. Of another one it orders those that the cost
     model calls about as fast as the fastest: what it has learned of blocks and accesses holds there too, what it has

@@ -346,7 +346,7 @@ def _prefetched(problem: Problem, s: Schedule) -> str | None:
 def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.cluster == 1:
         return None
-    if device.arch < 90:
+    if not device.has_clusters:
         return "thread-block clusters need sm_90"
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"

@@ -15,14 +15,13 @@ from normgen.schedule.schedule import Schedule
 LEAST_ROW = 1 << 20  # bytes: 16 SMs of a cluster read less in the time of one exchange through memory
 # ... and what one SM reads where there are no clusters. Sums of columns leave a row no other place than registers.
 LEAST_SUMMED_ROW = LEAST_ROW // 16
-CLUSTERS = 90  # from this sm_NN on
 LEFT_IN_L2 = 0.32  # of L2, what the look before has left there of a row
 BLOCKS = ((1, 1024), (2, 512), (1, 512), (2, 1024), (4, 256), (4, 512))  # blocks of an SM, and their threads
 
 
 def are_giant(problem: Problem, device: Device) -> bool:
     """Whether rows are so long that blocks that meet in memory may be the best way to share them."""
-    least_row = LEAST_SUMMED_ROW if problem.column_outputs and device.arch < CLUSTERS else LEAST_ROW
+    least_row = LEAST_SUMMED_ROW if problem.column_outputs and not device.has_clusters else LEAST_ROW
     is_long = problem.row_bytes >= least_row or problem.cols * problem.dtype.bytes >= least_row
     return is_long and reduces_rows(problem) and not (problem.any_cols or problem.sums_batches)
 
@@ -78,7 +77,7 @@ def _widest(problem: Problem, cut: Schedule, device: Device) -> Iterator[Schedul
     Sums of columns of which each row begins elsewhere take a block's shared memory, or atomics: then also the widest
     without ends, where atomics are out or nothing else shares a row.
     """
-    has_others = problem.column_outputs and (problem.deterministic or device.arch < CLUSTERS)
+    has_others = problem.column_outputs and (problem.deterministic or not device.has_clusters)
     size = problem.dtype.bytes
     for vector in (v for v in (16, 8, 4, 2, 1) if v * size <= 16):
         for edges in Edges.EXACT, Edges.MASKED, Edges.PEEL:

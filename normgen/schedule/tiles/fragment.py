@@ -48,8 +48,6 @@ class Simt:
     moves = True  # whether threads bring tiles to shared memory
     busy_warps = 0  # of an SM, without which its units wait for their latency
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
-    wait: float = 800.0  # clocks from asking L2 or memory for what a step needs until it has arrived
-    behind: float = 0.0  # clocks of a block behind its steps
 
     def __init__(self, problem: Problem, schedule: Schedule, cut: Contraction) -> None:
         self.problem, self.schedule, self.cut = problem, schedule, cut
@@ -117,6 +115,16 @@ class Simt:
     @property
     def tile_clocks(self) -> float:
         """Of a tile beside its steps."""
+        return 0.0
+
+    @property
+    def wait(self) -> float:
+        """Clocks from asking L2 or memory for what a step needs until it has arrived."""
+        return 800.0
+
+    @property
+    def behind(self) -> float:
+        """Clocks of a block behind its steps."""
         return 0.0
 
     @property
@@ -233,7 +241,10 @@ class TensorCores(Simt):
     held_bytes = 2
     busy_warps = 6
     l2_bytes = 36.0
-    wait = 1400.0
+
+    @property
+    def wait(self) -> float:
+        return 1400.0
 
     def fmas(self, device: Device) -> float:
         return device.mma_fmas
@@ -384,7 +395,7 @@ class Streamed(TensorCores):
         return self.schedule.tile_k / WARP * (loads + 2 * along_m * along_n * len(self.cut.sums))
 
     @property
-    def wait(self) -> float:  # type: ignore[override]
+    def wait(self) -> float:
         """Of memory while all SMs ask, and of a warp alone with its vectors: to ask for them, and to multiply them."""
         along_m, along_n = self.matrices
         vectors = along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots)
@@ -392,7 +403,7 @@ class Streamed(TensorCores):
         return MEMORY_WAIT + self.schedule.tile_k / WARP * (VECTOR_WAIT * vectors + PRODUCT_WAIT * products)
 
     @property
-    def behind(self) -> float:  # type: ignore[override]
+    def behind(self) -> float:
         """The exchange of warps, the epilogue, and the next block's start."""
         s = self.schedule
         return ELEMENT_WAIT * s.tile_m * s.tile_n * len(self.cut.sums)

@@ -139,7 +139,7 @@ def shared(problem: Problem, s: Schedule, device: Device) -> str | None:
 def parts(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.cluster == 1:
         return None
-    if device.arch < 90:
+    if not device.has_clusters:
         return "thread-block clusters need sm_90"
     if s.cluster > MOST_PARTS:
         return f"a tile has at most {MOST_PARTS} parts: a smaller cluster"
