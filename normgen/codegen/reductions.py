@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from normgen.codegen.printer import FormulaPrinter, Printer
@@ -157,14 +157,64 @@ def single_step(reduce: Reduce, variable: str, names: Mapping[str, str], *, pref
 
 def single_combine(reduce: Reduce, variable: str, other: str) -> list[Statement]:
     """Another state enters the variable of a monoid of one component."""
-    [part] = reduce.monoid.state
-    names = {f"a_{part}": variable, f"b_{part}": other}
-    return _renamed(reduce.monoid.combine, names, {}, "").assignments({f"a_{part}": variable})
+    return combine_into(reduce, [variable], [other])
+
+
+def combine_into(reduce: Reduce, variables: Sequence[str], others: Sequence[str]) -> list[Statement]:
+    """Another state enters the variables of a state's components."""
+    parts = reduce.monoid.state
+    own = {f"a_{part}": variable for part, variable in zip(parts, variables, strict=True)}
+    names = own | {f"b_{part}": other for part, other in zip(parts, others, strict=True)}
+    return _renamed(reduce.monoid.combine, names, {}, f"{reduce.names[0]}_").statements(own)
 
 
 def single_identity(reduce: Reduce) -> str:
     """The state of no element, of a monoid of one component."""
-    return Printer(CONSTANTS).text(reduce.monoid.identity[0])
+    [identity] = identities(reduce)
+    return identity
+
+
+def identities(reduce: Reduce) -> list[str]:
+    """The state of no element, component by component."""
+    return [Printer(CONSTANTS).text(one) for one in reduce.monoid.identity]
+
+
+class Run:
+    """The elements of a run of a row, which enter the state of one reduction; `ending` of its variables' names.
+
+    A monoid with a reference for many elements finds that in a pass of its own over the run, in front of the other one.
+    """
+
+    def __init__(self, reduce: Reduce, ending: str) -> None:
+        self.reduce, self.vector, self.prefix = reduce, reduce.monoid.vector_step, f"{reduce.names[0]}_"
+        self.own = {part: f"{name}{ending}" for part, name in _parts(reduce)}
+        self.reference = f"{self.prefix}{self.vector.reference}" if self.vector else ""
+
+    def start(self) -> list[Statement]:
+        """The state of no element."""
+        return [Do(f"float {own} = {one}") for own, one in zip(self.own.values(), identities(self.reduce), strict=True)]
+
+    def before_peeks(self) -> list[Statement]:
+        assert self.vector is not None
+        start = _renamed(self.vector.start, self.own, {}, self.prefix).texts[0]
+        return [Do(f"float {self.reference} = {start}")]
+
+    def peek(self, names: Mapping[str, str]) -> list[Statement]:
+        """The reference sees an element."""
+        assert self.vector is not None
+        peeked = _renamed(self.vector.peek, self.own | {self.vector.reference: self.reference}, names, self.prefix)
+        return [*peeked.lets, Set(self.reference, peeked.texts[0])]
+
+    def after_peeks(self) -> list[Statement]:
+        """The state moves to the reference."""
+        assert self.vector is not None
+        moved = _renamed(self.vector.move, self.own | {self.vector.reference: self.reference}, {}, self.prefix)
+        return moved.assignments(self.own)
+
+    def step(self, names: Mapping[str, str]) -> list[Statement]:
+        """An element enters."""
+        recipe = self.vector.step if self.vector else self.reduce.monoid.step
+        return _renamed(recipe, self.own, names, self.prefix).statements(self.own)
 
 
 def _parts(reduce: Reduce) -> Iterable[tuple[str, str]]:

@@ -28,6 +28,7 @@ from normgen.program.ir import (
     value_kinds,
 )
 from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.rewrites.reductions import online_results
 from normgen.program.source import with_line, written_program
 from normgen.spec.spec import Kind, Spec
 
@@ -64,7 +65,7 @@ def program_class(program: RowProgram) -> ProgramClass:
     """
     if not (program.dots or any(kind.by_inner for kind in value_kinds(program).values())):
         return ProgramClass.ROWS
-    tile_axes(factors_leave(program))
+    tile_axes(online_results(factors_leave(program)))
     return ProgramClass.TILES
 
 
@@ -179,8 +180,8 @@ def _misfits_of_result(statement: Statement, *, is_behind: bool, alone: bool) ->
     match statement:
         case Reduce() if is_behind:
             yield "a reduction of the result waits for another one, and a kernel makes the result once", _SPLIT
-        case Reduce(names=names, guard=guard, group=group) if len(names) > 1 or guard or group:
-            yield "a kernel of products reduces rows of its result to sums and extrema", _SPLIT
+        case Reduce(guard=guard, group=group) if guard or group:
+            yield "a kernel of products reduces whole rows of its result", _SPLIT
         case Map(kind=kind) | Store(kind=kind) if is_behind and not kind.is_row:
             yield (
                 "what waits for a reduction of the result's rows is known behind all of it: a value of the row",

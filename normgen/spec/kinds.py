@@ -105,6 +105,7 @@ class _Kinds:
     behind: set[str] = field(default_factory=set)  # names of what is made of a product
     unmoved: dict[str, str] = field(default_factory=dict)  # names of what cannot be rolled, and why
     awaiting: set[str] = field(default_factory=set)  # of what is made of all columns: see `awaited`
+    reducing: int = 0  # reductions around the part that is looked at
     reductions: list[Call] = field(default_factory=list)  # of columns, in a spec with products
     sums: dict[str, tuple[Kind, Kind]] = field(default_factory=dict)  # of names: see `quotient`
     first: tuple[Formula, Kind] | None = None  # that of the first product, and its kind: it sums the third axis
@@ -141,7 +142,8 @@ class _Kinds:
             return Kind.ELEM
         if isinstance(tree, Name):
             return self.kinds[tree.name]
-        parts = [self.kind_of(child) for child in children(tree)]
+        is_reduction = isinstance(tree, Call) and tree.function in ROW_REDUCTIONS
+        parts = [self.kind_within(child) if is_reduction else self.kind_of(child) for child in children(tree)]
         if isinstance(tree, Call) and is_dot(tree):
             return self.product(tree, *parts)
         kind = join(parts)
@@ -155,9 +157,9 @@ class _Kinds:
         if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
             rule = f"total adds values of rows or of elements, but here of {kind}"
             raise self.error(rule, tree, hint="total(loss) of a loss for each row, or total(x * y) of elements")
-        self.check_elements(kind, tree)
         if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
             return self.reduced(tree, parts, kind)
+        self.check_elements(kind, tree)
         return kind
 
     def check_exponent(self, exponent: Expression) -> None:
@@ -196,8 +198,11 @@ class _Kinds:
         return next(filter(None, map(self.why_unmoved, children(tree))), "")
 
     def check_elements(self, kind: Kind, tree: Expression) -> None:
-        """No element of a product's kernel, of that kind, waits for its row's last one."""
-        if self.has_products and kind.within_row and (found := self.awaited(tree)):
+        """No element of a product's kernel, of that kind, waits for its row's last one, where it is not reduced again.
+
+        A program knows which chain of two reductions is one: that of a softmax's maximum and sum.
+        """
+        if self.has_products and not self.reducing and kind.within_row and (found := self.awaited(tree)):
             rule = "what is made of all columns is known behind the last one, and no element of a kernel of products"
             raise self.error(f"{rule} reads it", found, hint="store it; a spec of its own reads it")
 
@@ -207,6 +212,13 @@ class _Kinds:
 
     def is_awaited(self, node: Expression) -> bool:
         return any(node is call for call in self.reductions) or (isinstance(node, Name) and node.name in self.awaiting)
+
+    def kind_within(self, tree: Expression) -> Kind:
+        """That of what a reduction has between its brackets."""
+        self.reducing += 1
+        kind = self.kind_of(tree)
+        self.reducing -= 1
+        return kind
 
     def product(self, tree: Call, left: Kind, right: Kind) -> Kind:
         """That of `a @ b`: the axes that either side has alone."""
@@ -263,7 +275,7 @@ class _Kinds:
             case Name(name=name):
                 return self.sums.get(name, (_NO_AXES, _NO_AXES))
             case Call(function="sum", args=(arg,)):
-                return self.divided(tree, self.kind_of(arg).own_axis, self.quotient(arg)[1])
+                return self.divided(tree, self.kind_within(arg).own_axis, self.quotient(arg)[1])
             case Call(function="divide", args=(left, right)):
                 return self.quotient(Binary("/", left, right, tree.column))
             case Binary(operator="*" | "/" as operator, left=left, right=right):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from normgen.codegen.printer import Printer
+from normgen.codegen.reductions import Run
 from normgen.codegen.statements import Do, For, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
-from normgen.program.ir import Load, Map, Reduce, Store, value_kinds
+from normgen.program.ir import Load, Map, Reduce, Store, used_names, value_kinds
 
 WIDTH = "kWidth"  # elements of a vector of the result
 
@@ -64,10 +65,27 @@ class Epilogue:
         vectors = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
         over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
         start, end = (self.reduced.start_row(), self.reduced.end_row()) if self.reduced else ([], [])
+        start += self._peeks(elements)
         body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
         before = self.reduced.start() if self.reduced else []
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
         return [*self._scalars([*epilogue, *finish]), *before, loop("i", "kThreadM", body, unroll=UNROLL)]
+
+    def _peeks(self, elements: Sequence[Load | Map | Store | Reduce]) -> list[Statement]:
+        """A pass over a row's elements, in front of the one in which they enter states that have a reference."""
+        runs = [run for run in self.reduced.runs.values() if run.vector] if self.reduced else []
+        if not runs:
+            return []
+        needed = frozenset().union(*(used_names(run.reduce) for run in runs))
+        steps: list[Load | Map | Store | Reduce] = [run.reduce for run in runs]
+        for step in reversed([s for s in elements if isinstance(s, Load | Map)]):
+            if step.name in needed:
+                needed |= used_names(step)
+                steps.insert(0, step)
+        before, after = ([one for run in runs for one in part(run)] for part in (Run.before_peeks, Run.after_peeks))
+        vector = self._vector(steps, lambda reduce: self.reduced.runs[reduce].peek(self.names))
+        body = (Let("const int", "n", "n0 + own_n(j)"), *when(self.inside[1], *vector))
+        return [*before, For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", body, UNROLL), *after]
 
     def _axes_of(self, step: Load | Map | Store | Reduce) -> set[str]:
         """Along which it is computed: reduced is each element."""
@@ -100,7 +118,11 @@ class Epilogue:
             found.append(Let("const float", f"{step.name}_m", value))
         return found
 
-    def _vector(self, steps: Iterable[Load | Map | Store | Reduce]) -> list[Statement]:
+    def _vector(
+        self,
+        steps: Iterable[Load | Map | Store | Reduce],
+        reduced: Callable[[Reduce], Sequence[Statement]] | None = None,
+    ) -> list[Statement]:
         """A vector of the result: loads, then maps and reductions element by element, then stores."""
         before: list[Statement] = []
         elements: list[Statement] = []
@@ -115,7 +137,7 @@ class Epilogue:
                     elements.append(Let("const float", f"{name}_e", Printer(self.names).text(expr)))
                 case Reduce():
                     assert self.reduced is not None
-                    elements += self.reduced.add(step, self.names)
+                    elements += reduced(step) if reduced else self.reduced.add(step, self.names)
                 case Store(tensor=tensor, value=value):
                     before.append(Do(f"float {tensor}_values[{WIDTH}]"))
                     elements.append(Set(f"{tensor}_values[e]", self.names[value]))

@@ -119,7 +119,8 @@ class TileKernel:
         found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
         found += [*self.fragment.depth(), *self.parts.constants()]
         found.append(setting("kVector", s.vector, "elements per access"))
-        found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
+        width = "kVector < kPieceN ? kVector : kPieceN" if plan.has_whole_vectors else "1"
+        found.append(constant("kWidth", width, "elements per access to the result"))
         if plan.fragment.group > 1:
             found.append(
                 constant("kGroup", str(plan.fragment.group), f"tiles of {plan.cut.m}, of a column one after another")

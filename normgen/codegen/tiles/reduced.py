@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
-from normgen.codegen.reductions import single_combine, single_identity, single_step
+from normgen.codegen.reductions import Run, combine_into, identities
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
@@ -26,6 +26,7 @@ class ReducedText:
 
     def __init__(self, access: TileAccess, reduced: ReducedRows) -> None:
         self.access, self.plan, self.reduced = access, access.plan, reduced
+        self.runs = {reduce: Run(reduce, "_own") for reduce in reduced.reduces}
 
     def params(self) -> tuple[Param, ...]:
         """Its part of the workspace."""
@@ -38,20 +39,20 @@ class ReducedText:
         """Before the thread's rows: where its parts go, which takes the place of the slots."""
         found: list[Statement] = [Do("__syncthreads()", "nobody reads the slots any more")]
         start = "reinterpret_cast<float*>(dynamic_shared())"
-        for reduce in self.reduced.reduces:
-            found.append(Let("float* const", f"{reduce.names[0]}_left", start))
-            start = f"{reduce.names[0]}_left + kTileN / kThreadN * kTileM"
+        for name in self.reduced.names:
+            found.append(Let("float* const", f"{name}_left", start))
+            start = f"{name}_left + kTileN / kThreadN * kTileM"
         return found if self.plan.reads_last else found[1:]
 
     def start_row(self) -> list[Statement]:
-        return [Do(f"float {r.names[0]}_own = {single_identity(r)}") for r in self.reduced.reduces]
+        return [one for run in self.runs.values() for one in run.start()]
 
     def add(self, reduce: Reduce, names: Mapping[str, str]) -> list[Statement]:
         """An element enters."""
-        return single_step(reduce, f"{reduce.names[0]}_own", names, prefix=f"{reduce.names[0]}_")
+        return self.runs[reduce].step(names)
 
     def end_row(self) -> list[Statement]:
-        return [Set(f"{r.names[0]}_left[tn * kTileM + own_m(i)]", f"{r.names[0]}_own") for r in self.reduced.reduces]
+        return [Set(f"{name}_left[tn * kTileM + own_m(i)]", f"{name}_own") for name in self.reduced.names]
 
     # ---- of a block, and of all --------------------------------------------------------------------------------
 
@@ -72,9 +73,10 @@ class ReducedText:
         """The block's parts of each row of its tile become one."""
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
-            found += self._combined(reduce, "part", f"{reduce.names[0]}_left[part * kTileM + line]", UNROLL)
+            parts = [f"{name}_left[part * kTileM + line]" for name in reduce.names]
+            found += self._combined(reduce, "part", parts, UNROLL)
             tile = "n0 / kTileN" if self.plan.fragment.group > 1 else "blockIdx.x % blocks_n"
-            found.append(Set(self._cell(reduce, tile), f"{reduce.names[0]}_all"))
+            found += [Set(self._cell(name, tile), f"{name}_all") for name in reduce.names]
         body = (Let("const int", "m", "m0 + line"), *when(self.access.inside({self.plan.cut.m: "m"}), *found))
         return For("for (int line = threadIdx.x; line < kTileM; line += kThreads)", body)
 
@@ -82,9 +84,10 @@ class ReducedText:
         """Every row's parts of all blocks, and what is made of them."""
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
-            found += self._combined(reduce, "tile", f"__ldcg(&{self._cell(reduce, 'tile')})", f"{UNROLL} {IN_FLIGHT}")
+            parts = [f"__ldcg(&{self._cell(name, 'tile')})" for name in reduce.names]
+            found += self._combined(reduce, "tile", parts, f"{UNROLL} {IN_FLIGHT}")
         at = {self.plan.cut.m: "m"}
-        names = {r.names[0]: f"{r.names[0]}_all" for r in self.reduced.reduces}
+        names = {name: f"{name}_all" for name in self.reduced.names}
         values = (step for step in self.reduced.finish if isinstance(step, Load | Map))
         names |= {value.name: f"{value.name}_{'m' if value.kind.axes else 'value'}" for value in values}
         names |= self.access.numbers(at)
@@ -98,15 +101,15 @@ class ReducedText:
                     found += write_one(self.access, step, at, names[value])
         return [For("for (int m = threadIdx.x; m < rows; m += kThreads)", tuple(found))]
 
-    def _combined(self, reduce: Reduce, index: str, other: str, unroll: str) -> Sequence[Statement]:
+    def _combined(self, reduce: Reduce, index: str, others: Sequence[str], unroll: str) -> Sequence[Statement]:
         """Those of all threads, or of all blocks, in their order."""
         count = {"part": "kTileN / kThreadN", "tile": "blocks_n"}[index]
-        combined = single_combine(reduce, f"{reduce.names[0]}_all", other)
-        start = Let("float", f"{reduce.names[0]}_all", single_identity(reduce))
-        return [start, loop(index, count, combined, unroll=unroll)]
+        own = [f"{name}_all" for name in reduce.names]
+        start = [Let("float", name, one) for name, one in zip(own, identities(reduce), strict=True)]
+        return [*start, loop(index, count, combine_into(reduce, own, others), unroll=unroll)]
 
-    def _cell(self, reduce: Reduce, tile: str) -> str:
-        """That of row m's partial result of a tile: those of a reduction lie tile by tile."""
-        number = self.reduced.reduces.index(reduce)
+    def _cell(self, name: str, tile: str) -> str:
+        """That of row m's partial result of a tile: those of a component lie tile by tile."""
+        number = self.reduced.names.index(name)
         line = f"{number} * blocks_n + {tile}" if number else tile
         return f"partials[static_cast<long long>({line}) * rows + m]"

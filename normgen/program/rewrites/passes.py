@@ -13,7 +13,7 @@ from normgen.program.rewrites.contractions import factors_leave
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.quotients import divide_by_remainders
-from normgen.program.rewrites.reductions import softmax, variance
+from normgen.program.rewrites.reductions import online_results, softmax, variance
 from normgen.program.rewrites.rolls import is_rolled, rolls_to_loads
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
@@ -61,6 +61,8 @@ def passed(program: RowProgram, choices: Choices, *, means: bool = True) -> list
     steps = [("lower", check(program))]
     if program.dots:
         steps.append(("factors leave sums", check(factors_leave(program))))
+        if (online := online_results(steps[-1][1])) != steps[-1][1]:
+            steps.append(("results online", check(online)))
     if is_rolled(program):
         steps.append(("rolls to loads", check(rolls_to_loads(program))))
     for name, rewrite in passes(choices, means=means):

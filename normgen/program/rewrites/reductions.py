@@ -43,6 +43,7 @@ from normgen.program.ir import (
     check,
     defined_names,
     free_name,
+    kind_of,
     used_names,
     value_kinds,
 )
@@ -90,6 +91,16 @@ def softmax(program: RowProgram, method: str) -> RowProgram:
     if method == "two_pass":
         return check(program)
     return _replace_each(program, _denominators, _online)
+
+
+def online_results(program: RowProgram) -> RowProgram:
+    """Every softmax denominator of a contraction's result computed online: a kernel makes each element once."""
+
+    def denominators(program: RowProgram) -> list[_Pair]:
+        kinds, result = value_kinds(program), program.dots[0].kind
+        return [pair for pair in _denominators(program) if kind_of(pair.e, kinds) is result]
+
+    return _replace_each(program, denominators, _online)
 
 
 def _known(method: str, known: tuple[str, ...], what: str) -> None:

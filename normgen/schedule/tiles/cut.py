@@ -74,6 +74,11 @@ class ReducedRows:
     reduces: tuple[Reduce, ...]
     finish: tuple[Load | Map | Store, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all components of their states."""
+        return tuple(name for reduce in self.reduces for name in reduce.names)
+
 
 @dataclass(frozen=True)
 class Contraction:
@@ -169,7 +174,7 @@ def _frozen(program: RowProgram, cut: Contraction) -> Contraction:
     of_result = Order([*sorted(values, key=lambda name: (-len(kinds[name].axes), cut.n in kinds[name].axes)), *numbers])
     reduced = cut.reduced
     if reduced is not None:
-        known = (*(r.names[0] for r in reduced.reduces), *(s.name for s in reduced.finish if not isinstance(s, Store)))
+        known = (*reduced.names, *(s.name for s in reduced.finish if not isinstance(s, Store)))
         behind = Order([*known, *numbers])
         orders = (of_result if isinstance(s, Map) and not s.kind.axes else behind for s in reduced.finish)
         finish = tuple(order.statement(s) for s, order in zip(reduced.finish, orders, strict=True))

@@ -183,12 +183,12 @@ class TilePlan:
     def reduced_floats(self) -> int:
         """What the threads leave of reductions of the result: of each row as many parts as threads have of it."""
         s = self.schedule
-        return s.tile_n // s.thread_n * s.tile_m * len(self.cut.reduced.reduces) if self.cut.reduced else 0
+        return s.tile_n // s.thread_n * s.tile_m * len(self.cut.reduced.names) if self.cut.reduced else 0
 
     @property
     def block_bytes(self) -> int:
         """What a block leaves of reductions of the result."""
-        return 4 * self.schedule.tile_m * len(self.cut.reduced.reduces) if self.cut.reduced else 0
+        return 4 * self.schedule.tile_m * len(self.cut.reduced.names) if self.cut.reduced else 0
 
     @property
     def is_online(self) -> bool:
@@ -207,6 +207,12 @@ class TilePlan:
     def piece(self, axis: str) -> int:
         """Elements of an axis that a thread owns side by side."""
         return self.fragment.piece(axis)
+
+    @property
+    def has_whole_vectors(self) -> bool:
+        """Whether the result's lines are whole vectors of a thread's pieces: of one that is stored they always are."""
+        n = self.cut.n
+        return not self.is_fixed(n) or self.size(n) % min(self.schedule.vector, self.piece(n)) == 0
 
     @property
     def lanes(self) -> tuple[int, int]:
