@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from normgen.operators.table import TABLE
 from normgen.torch.choosing import Site, sites
 from normgen.torch.functional import cross_entropy, function
+from normgen.torch.linear_loss import LinearCrossEntropy, linear_cross_entropy
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
 from normgen.torch.replacing.patching import Report, replace, restore
@@ -29,6 +30,7 @@ __all__ = [
     "Comparison",
     "Fused",
     "LayerNorm",
+    "LinearCrossEntropy",
     "Norm",
     "Operator",
     "RMSNorm",
@@ -37,6 +39,7 @@ __all__ = [
     "Softmax",
     "cross_entropy",
     "fused",
+    "linear_cross_entropy",
     "operator",
     "replace",
     "restore",

@@ -161,10 +161,12 @@ def cross_entropy(
     losses = _loss_of_rows.function(input, target, float(ignored), smoothing, z_loss, opaque=opaque)
     if reduction == "none":
         return losses
-    total = losses.sum()
-    if reduction == "sum":
-        return total
-    count = (target != ignored).sum()
+    return losses.sum() if reduction == "sum" else mean_of(losses, target, ignored)
+
+
+def mean_of(losses: Tensor, target: Tensor, ignored: int) -> Tensor:
+    """Of the losses of labels that count: without any NaN, with a gradient of 0."""
+    total, count = losses.sum(), (target != ignored).sum()
     if not total.requires_grad:
         return total / count
     # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
@@ -206,7 +208,7 @@ class _Reduced:
         target, logits = self._target, self._logits
         del self._target, self._logits  # the node would keep their memory when its backward pass has run
         if target.is_cpu:
-            _check_labels(target, logits.shape[-1], self._ignored)
+            check_labels(target, logits.shape[-1], self._ignored)
         if self._reduction != "mean":
             return found
         total, self._count = found
@@ -220,7 +222,8 @@ class _Reduced:
         return share, share  # the count has no gradient: what stands for its cotangent is not read
 
 
-def _check_labels(target: Tensor, cols: int, ignore_index: int) -> None:
+def check_labels(target: Tensor, cols: int, ignore_index: int) -> None:
+    """Raises OutsideError for labels that are neither columns nor ignored; it waits for the labels."""
     wrong = ((target < 0) | (target >= cols)) & (target != ignore_index)
     if wrong.any():
         label, count = int(target[wrong].flatten()[0]), int(wrong.sum())

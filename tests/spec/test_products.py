@@ -123,7 +123,7 @@ REFUSED = {
     ),
     "a row beside it": (["y = x @ w + max(h)"], "max", "no element of a kernel of products reads it", "store it"),
     "a name of a row": (["z = x @ w", "m = max(z)", "y = z - 2 * m"], "m", "no element of a kernel of", "store it"),
-    "a row within a row": (["z = x @ w", "y = z + sum(exp(z - max(z)))"], "max", "no element", ""),
+    "a row within a row": (["z = x @ w", "y = z + sum(exp(z - max(z)))"], "sum", "no element", ""),
     "a position of a row": (
         ["z = x @ w", "y = z + argmax(z)"],
         "argmax",

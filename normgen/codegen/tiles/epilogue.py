@@ -73,7 +73,8 @@ class Epilogue:
 
     def _peeks(self, elements: Sequence[Load | Map | Store | Reduce]) -> list[Statement]:
         """A pass over a row's elements, in front of the one in which they enter states that have a reference."""
-        runs = [run for run in self.reduced.runs.values() if run.vector] if self.reduced else []
+        found = self.reduced.runs if self.reduced else {}
+        runs = [run for run in found.values() if run.vector]
         if not runs:
             return []
         needed = frozenset().union(*(used_names(run.reduce) for run in runs))
@@ -83,7 +84,7 @@ class Epilogue:
                 needed |= used_names(step)
                 steps.insert(0, step)
         before, after = ([one for run in runs for one in part(run)] for part in (Run.before_peeks, Run.after_peeks))
-        vector = self._vector(steps, lambda reduce: self.reduced.runs[reduce].peek(self.names))
+        vector = self._vector(steps, lambda reduce: found[reduce].peek(self.names))
         body = (Let("const int", "n", "n0 + own_n(j)"), *when(self.inside[1], *vector))
         return [*before, For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", body, UNROLL), *after]
 
