@@ -123,7 +123,7 @@ def test_what_tensor_cores_cut_off_is_within_its_bound_for_every_pair_of_familie
     right = DTYPES[dtype].stored(draw_right(of_right, terms, DTYPES[dtype], rng)).astype(np.float32)
     with np.errstate(all="ignore"):
         got = cut(left, right, *TENSOR_CORES[cores])
-        model = Float32Error(cols=1, drifts=drifts(of_left, of_right), is_cut=True)
+        model = Float32Error(cols=1, drifts=drifts(of_left, of_right), at_once=8)
         worst = float(shares(got, model.dot(*sides(left, right))).max())
     record_property("largest share of the bound", worst)
     assert worst <= 0.25
@@ -135,7 +135,7 @@ def test_what_is_cut_off_adds_up_beyond_the_bound_of_roundings() -> None:
     right = np.abs(DTYPES["bf16"].stored(draw_right(["normal"] * 8, TERMS, DTYPES["bf16"], np.random.default_rng(1))))
     got = cut(left, right.astype(np.float32), *TENSOR_CORES["sm_80"])
     given = sides(left, right.astype(np.float32))
-    share = [shares(got, Float32Error(cols=1, is_cut=is_cut).dot(*given)).max() for is_cut in (False, True)]
+    share = [shares(got, Float32Error(cols=1, at_once=count).dot(*given)).max() for count in (0, 8)]
     assert share[0] > 2 * share[1]
     assert share[1] <= 0.25
     assert (got < given[0].value[:, :, 0].T @ given[1].value[:, 0, :]).all(), "towards 0"
@@ -146,7 +146,7 @@ def test_a_lost_tile_of_tensor_cores_shows_in_nine_of_ten_elements(dtype: str) -
     left = drawn(dtype, ("normal",), 48)
     right = DTYPES[dtype].stored(draw_right(["normal"] * 48, TERMS, DTYPES[dtype], np.random.default_rng(1)))
     lost = right.astype(np.float32)
-    found = Float32Error(cols=1, is_cut=True).dot(*sides(left, lost))
+    found = Float32Error(cols=1, at_once=8).dot(*sides(left, lost))
     lost[:, 32:64] = 0
     assert (shares(cut(left, lost, 8, 24), found, dtype) > 1).mean() >= 0.9
 
