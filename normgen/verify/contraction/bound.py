@@ -16,7 +16,8 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
   or more at a step, 8 of 16 bits or 4 of TF32, align them and the sum so far to the largest of all, M, drop from each
   what is below a unit of 2^-24 M, add exactly, and drop of the sum what a float has no bit for: less than 2 units. So
   of a product less than a unit is lost, towards 0: a share of it with the product's sign. With N = Σ sign(l r), the
-  shares of mean m add up to m N and a rest of independent ones, by Hoeffding within λ √d / 2; of the sum up to 3 units are lost a step:
+  shares of mean m add up to m N and a rest of independent ones, by Hoeffding within λ √d / 2; of the sum up to 3 units
+  are lost a step:
 
       e(S) = u P (|N| + λ √d / 2 + 3 s),  s = ⌈d / b⌉ + SHORT_STEPS;  of pairs without random signs u T (d + 3 s)
 
