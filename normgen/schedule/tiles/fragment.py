@@ -468,4 +468,9 @@ def added_at_once(problem: Problem) -> int:
 
 def has_tensor_cores(problem: Problem, device: Device) -> bool:
     """The same of a device."""
-    return bool(device.tensor_fmas) and takes_tensor_cores(problem)
+    return tensor_fmas(problem, device) > 0
+
+
+def tensor_fmas(problem: Problem, device: Device) -> float:
+    """Products that an SM's tensor cores have in a clock: of TF32 half as many as of 16 bits; 0: none."""
+    return device.tensor_fmas * added_at_once(problem) / (DEEP_BYTES // F16.bytes // 2)
