@@ -387,7 +387,8 @@ def _encoded(param: Param) -> str:
     assert param.boxes is not None
     (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
     tensor = f"call.{mark(param.key)}"
-    return f"{tensor}, {tensor}_pitch, call.{line.value}, call.{along.value}, {elements}, {lines}"
+    sizes = f"{tensor}_pitch, call.{line.value}, call.{along.value}, {elements}, {lines}"
+    return f"{tensor}, {sizes}, {param.boxes.element_type}, {param.boxes.element_bytes}"
 
 
 def _steps(compiled: CompiledProblem) -> tuple[RunnerKernel, ...]:

@@ -121,6 +121,10 @@ class TorchArithmetic(ArrayArithmetic):
             value = value.round() if dtype.is_integer else value
             value = value.nan_to_num(nan=0.0) if dtype.is_integer else value
             value = value.clamp(dtype.least, dtype.largest)
+        elif dtype.of_f32:
+            bits = value.to(torch.float32).view(torch.int32)
+            near = (bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFF).view(torch.float32)
+            value = torch.where(value.isnan(), value, near)
         return value.to(getattr(torch, dtype.torch))
 
 

@@ -304,7 +304,7 @@ class _Launched:
             self._device.seen.append((grid, threads, shared, cluster, how, stream or 0))
             for param, address in zip(params, arguments[: len(params)], strict=True):
                 if param.boxes:
-                    self._device.maps[param.key] = tuple((ctypes.c_uint64 * 6).from_address(address))
+                    self._device.maps[param.key] = tuple((ctypes.c_uint64 * 7).from_address(address))
                     continue
                 cell = _CELLS.get(param.source, ctypes.c_int).from_address(address)
                 value = cell.value - param.offset if param.source is Source.WORKSPACE else cell.value

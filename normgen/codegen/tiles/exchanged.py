@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from normgen.codegen.statements import Do, For, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.epilogue import WIDTH, Epilogue
+from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
 from normgen.schedule.tiles.fragment import VECTOR
@@ -17,26 +18,42 @@ Step = Load | Map | Store | Reduce
 class ExchangedSums(Epilogue):
     """Lanes exchange their sums in front: accesses to the result and to what is as large are whole pieces."""
 
-    first = "n0 == 0 && tn == 0 && j == 0"
+    def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
+        super().__init__(access, reduced)
+        self.first = f"n0 == 0 && tn == 0 && {self.start} == 0"
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether an access is shorter than a piece."""
+        return self.plan.schedule.vector < self.plan.piece(self.plan.cut.n)
+
+    @property
+    def start(self) -> str:
+        """Of a lane's elements the first of a piece."""
+        return "piece" if self.in_parts else "j"
 
     def sum_of(self, name: str) -> str:
-        return f"{name}_piece[i][e]"
+        return f"{name}_piece[i][{'j - piece + e' if self.in_parts else 'e'}]"
 
     def statements(self) -> list[Statement]:
         lines, elements = self.parts()
         inside_m, inside_n = self.inside
         vector = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
+        start, step = self.start, "kPieceN" if self.in_parts else WIDTH
+        if self.in_parts:
+            vector = (For(f"for (int j = piece; j < piece + kPieceN; j += {WIDTH})", vector, UNROLL),)
         body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *vector))
         names = [r.names[0] for r in self.plan.cut.sums]
         exchanged = [
-            Do(f"whole_piece(&{name}_part[i][2 * j], {name}_piece[2 * i], {name}_piece[2 * i + 1])") for name in names
+            Do(f"whole_piece(&{name}_part[i][2 * {start}], {name}_piece[2 * i], {name}_piece[2 * i + 1])")
+            for name in names
         ]
         pieces: list[Statement] = [
             *(Do(f"float {name}_piece[kThreadM][kPieceN]") for name in names),
             loop("i", "kThreadM / 2", exchanged, unroll=UNROLL),
             loop("i", "kThreadM", body, unroll=UNROLL),
         ]
-        head = f"for (int j = 0; j < kThreadN; j += {WIDTH})"
+        head = f"for (int {start} = 0; {start} < kThreadN; {start} += {step})"
         return [*self._scalars(self.plan.cut.epilogue), For(head, tuple(pieces), UNROLL)]
 
 

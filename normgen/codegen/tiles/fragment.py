@@ -10,7 +10,7 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.raster import Raster
 from normgen.codegen.tiles.side import UNROLL, MatrixSide, SideText
-from normgen.schedule.tiles.fragment import DEEP, PAD, PIECE
+from normgen.schedule.tiles.fragment import PAD, PIECE, TensorCores
 
 Sides = tuple[SideText, SideText]
 
@@ -131,13 +131,18 @@ class SimtText:
 
 
 class MmaText(SimtText):
-    """A warp reads matrices for a step of 16 along k while it multiplies those of the step before."""
+    """A warp reads matrices for a step along k while it multiplies those of the step before."""
 
     side = MatrixSide
     said = ("Warps multiply by tensor cores.",)
 
+    @property
+    def cores(self) -> TensorCores:
+        assert isinstance(self.plan.fragment, TensorCores)
+        return self.plan.fragment
+
     def depth(self) -> list[Let]:
-        return [constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time")]
+        return [constant("kSteps", f"kTileK / {self.cores.deep}", "of these, what tensor cores multiply at a time")]
 
     def between(self) -> list[Let]:
         return []
@@ -147,7 +152,8 @@ class MmaText(SimtText):
 
     def lines(self) -> list[Statement]:
         """The line that a lane points at, of the four matrices of a read: two along the side's axis by two along k."""
-        found: list[Statement] = [Comment("A lane points at a line of 8 of one of four matrices.")]
+        whole = self.cores.whole
+        found: list[Statement] = [Comment(f"A lane points at a line of {whole} of one of four matrices.")]
         for side, warp, half, k_half in zip(
             self.sides,
             ("warp / kWarpsN", "warp % kWarpsN"),
@@ -156,7 +162,8 @@ class MmaText(SimtText):
             strict=True,
         ):
             x, own = side.letter, f"{warp} * 8 + {half} * kApart{side.letter}"
-            at, k = (f"{own} + lane % 8", f"{k_half} * 8") if side.lies_deep else (own, f"{k_half} * 8 + lane % 8")
+            deep = f"{own} + lane % 8", f"{k_half} * {whole}"
+            at, k = deep if side.lies_deep else (own, f"{k_half} * 8 + lane % 8")
             found += [Let("const int", f"at_{x.lower()}", at), Let("const int", f"k_{x.lower()}", k)]
         return found
 

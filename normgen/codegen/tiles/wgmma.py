@@ -11,8 +11,7 @@ from normgen.codegen.tiles.fragment import Sides, SimtText
 from normgen.codegen.tiles.raster import Raster
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, MatrixSide
-from normgen.program.ir import value_alone
-from normgen.schedule.tiles.fragment import DEEP, WARP
+from normgen.schedule.tiles.fragment import WARP
 from normgen.schedule.tiles.wgmma import LINES, TEAM, Wgmma
 
 MAP = "const __grid_constant__ TensorMap"
@@ -29,8 +28,11 @@ class BoxSide(MatrixSide):
     def params(self) -> list[Param]:
         """The maps of its tensors."""
         tile, loads = self.plan.tile(self.axis), {load.name: load.tensor for load in self.side.loads}
-        boxes = Boxes(line=(SOURCES[self.k], self.plan.schedule.tile_k), lines=(SOURCES[self.axis], tile))
-        tensors = [loads[value_alone(slot)] for slot in self.slots]
+        own = self.plan.fragment
+        assert isinstance(own, Wgmma)
+        line, lines = (SOURCES[self.k], self.plan.schedule.tile_k), (SOURCES[self.axis], tile)
+        boxes = Boxes(line=line, lines=lines, rounds=own.rounds)
+        tensors = [loads[own.source(slot)] for slot in self.slots]
         found = (Param(name=f"{t}_map", ctype=MAP, source=Source.TENSOR_MAP, key=t, boxes=boxes) for t in tensors)
         return list(found)
 
@@ -55,9 +57,14 @@ class WgmmaText(SimtText):
         super().__init__(access, sides)
         self.raster = Raster(access)
 
+    @property
+    def cores(self) -> Wgmma:
+        assert isinstance(self.plan.fragment, Wgmma)
+        return self.plan.fragment
+
     def depth(self) -> list[Let]:
         return [
-            constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time"),
+            constant("kSteps", f"kTileK / {self.cores.deep}", "of these, what tensor cores multiply at a time"),
             constant("kWarps", f"(kThreads - {TEAM}) / {WARP}", "that multiply: behind these a thread asks for tiles"),
         ]
 
@@ -95,7 +102,7 @@ class WgmmaText(SimtText):
         sides = [side for side in self.sides if isinstance(side, BoxSide)]
         held = " + ".join(f"{len(s.slots)} * kTile{s.letter}".removeprefix("1 * ") for s in sides)
         copies = [one for side in sides for one in side.copies_of_stage()]
-        tile_bytes = f"({held}) * kTileK * {self.plan.fragment.held_bytes}"
+        tile_bytes = f"({held}) * kTileK * {self.cores.held_bytes}"
         asked = over_k(ring.filled(tile_bytes, copies))
         names = [name for name, _, _ in self.factors()]
         parts = [Do(f"float {name}_part[kThreadM / 2][2 * kThreadN]") for name in names]
@@ -105,8 +112,7 @@ class WgmmaText(SimtText):
             Gap(),
             *behind,
         ]
-        own = self.plan.fragment
-        assert isinstance(own, Wgmma)
+        own = self.cores
         producer: list[Statement] = [
             Do(f"leave_registers<{own.left_registers}>()"),
             If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles([asked]),)),
@@ -119,10 +125,10 @@ class WgmmaText(SimtText):
 
     def products_of_stage(self) -> Statement:
         team = f"stage * kTileM + warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
-        dtype = self.plan.fragment.dtype.name
+        dtype, deep = self.cores.dtype.name, self.cores.deep
         added: list[Statement] = []
         for total, x, y in self.factors():
-            left = f"&{x}_tiles[({team}) * kTileK + {DEEP} * step]"
-            right = f"&{y}_tiles[stage * kTileN * kTileK + {DEEP} * step]"
+            left = f"&{x}_tiles[({team}) * kTileK + {deep} * step]"
+            right = f"&{y}_tiles[stage * kTileN * kTileK + {deep} * step]"
             added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > 0)"))
         return loop("step", "kSteps", [loop("i", "kThreadM / 2", added, unroll=UNROLL)], unroll=UNROLL)

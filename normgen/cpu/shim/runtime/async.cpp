@@ -17,12 +17,12 @@ void check_alignment(uintptr_t address, size_t alignment, const char* what, uint
 
 alignas(16) const unsigned char kZeros[16] = {};  // of no tensor
 
-Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, uintptr_t pc) {
+Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, uintptr_t pc, bool rounds = false) {
   const uintptr_t target = reinterpret_cast<uintptr_t>(to);
   check_alignment(target, alignment, "the shared address of an asynchronous copy", pc);
   check_alignment(reinterpret_cast<uintptr_t>(from), alignment, "the global address of an asynchronous copy", pc);
   if (!in_shared(target)) fatal_fault(kOutOfBoundsShared, pc, "an asynchronous copy writes outside shared memory");
-  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc};
+  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc, rounds};
   mark_in_flight(copy, from != kZeros, pc);
   return copy;
 }
@@ -212,10 +212,12 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
 }
 
-// A box of a matrix of 16-bit elements; `map`: address, bytes of a pitch, elements of a line, lines, and of a box both.
+// A box of a matrix; `map`: address, bytes of a pitch, elements of a line, lines, of a box both, and the kind of elements.
 NORMGEN_API void normgen_cpu_tensor_load(void* shared, const unsigned long long* map, int element, int line,
                                          unsigned long long* address) {
-  constexpr int64_t kPiece = 8, kBytes = 2;
+  constexpr unsigned long long kRoundedFloats = 11;
+  const bool rounds = map[6] == kRoundedFloats;
+  const int64_t bytes = rounds ? 4 : 2, piece = 16 / bytes;
   const uintptr_t pc = NORMGEN_CALLER, to = reinterpret_cast<uintptr_t>(shared);
   check_alignment(to, 1024, "the shared address of a swizzled tensor copy", pc);
   check_alignment(map[0], 16, "the address of a matrix that tensor copies read", pc);
@@ -224,19 +226,19 @@ NORMGEN_API void normgen_cpu_tensor_load(void* shared, const unsigned long long*
   check_proxy(mbarrier, pc);
   const auto length = static_cast<int64_t>(map[2]), lines = static_cast<int64_t>(map[3]);
   for (int64_t i = 0; i < static_cast<int64_t>(map[5]); ++i) {
-    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += kPiece) {
+    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += piece) {
       const bool is_inside = line + i >= 0 && line + i < lines && element + at >= 0;
-      const int64_t left = is_inside ? std::min(kPiece, std::max<int64_t>(0, length - element - at)) : 0;
-      unsigned char* const place = reinterpret_cast<unsigned char*>(swizzled(to + i * 128 + at * kBytes));
-      const auto* from = reinterpret_cast<const unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * kBytes);
+      const int64_t left = is_inside ? std::min(piece, std::max<int64_t>(0, length - element - at)) : 0;
+      unsigned char* const place = reinterpret_cast<unsigned char*>(swizzled(to + i * 128 + at * bytes));
+      const auto* from = reinterpret_cast<const unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * bytes);
       const auto copy = [&](unsigned char* target, const unsigned char* source, int64_t elements) {
         if (elements == 0) return;
-        const Copy one{target, source, static_cast<uint32_t>(elements * kBytes), pc};
+        const Copy one{target, source, static_cast<uint32_t>(elements * bytes), pc};
         check_overwritten(one, pc);
-        mbarrier.copies.push_back(checked_copy(target, source, one.bytes, kBytes, pc));
+        mbarrier.copies.push_back(checked_copy(target, source, one.bytes, bytes, pc, rounds));
       };
       copy(place, from, left);
-      copy(place + left * kBytes, kZeros, kPiece - left);
+      copy(place + left * bytes, kZeros, piece - left);
     }
   }
   Block& block = *machine.current->block;
