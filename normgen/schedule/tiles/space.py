@@ -149,7 +149,7 @@ def cuts(problem: Problem, device: Device, fragment: Fragment) -> list[Schedule]
     vector, found = widest(problem, device), list[Schedule]()
     sizes = [problem.sizes.along(axis) for axis in (contraction(problem).m, contraction(problem).n)]
     tiles = [
-        [tile for tile in KNOBS[name].values[1:] if 16 <= tile < 2 * max(size, 16)]
+        [tile for tile in KNOBS[name].values[1:] if 16 <= tile < 2 * max(size, 16) and tile & (tile - 1) == 0]
         for name, size in zip(("tile_m", "tile_n"), sizes, strict=True)
     ]
     tall = 4 if fragment is Fragment.MMA else 2  # a warp's part is as wide as tall where a thread's is twice as wide

@@ -13,7 +13,7 @@ from normgen.spec.formula import Expression
 
 TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
-COLUMNS = (64, 128, 256)  # along n
+COLUMNS = range(64, 257, 32)  # along n: as many as let the tiles of a result come out even on the SMs
 SWIZZLED = 64  # elements of a slot's line: 128 bytes, within which pieces of 16 change places
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
 BARRIERS = 2  # of a stage: it is full, it is free again

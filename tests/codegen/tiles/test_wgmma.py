@@ -54,6 +54,8 @@ WAYS = {
     "two teams": TWO,
     "a team of 128 lines": TEAM.varied(tile_m=128, thread_m=4),
     "broad": TWO.varied(tile_n=128, thread_n=32, stages=4),
+    "of three times 32 columns": TEAM.varied(tile_n=96, thread_n=24),
+    "of seven": TWO.varied(tile_n=224, thread_n=56, stages=2),
     "broadest": TWO.varied(tile_n=256, thread_n=64, stages=2),
     "two teams of 128 lines": TWO.varied(tile_m=256, thread_m=4, tile_n=128, thread_n=32, stages=2),
 }
