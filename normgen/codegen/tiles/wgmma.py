@@ -54,6 +54,7 @@ class WgmmaText(SimtText):
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         super().__init__(access, sides)
         self.raster = Raster(access)
+        self.said = self.said if self.plan.parts == 1 else self.said[:1]
 
     def depth(self) -> list[Let]:
         return [
@@ -82,7 +83,7 @@ class WgmmaText(SimtText):
         return []
 
     def place(self) -> list[Statement]:
-        return self.raster.walk()
+        return self.raster.walk() if self.plan.parts == 1 else self.raster.of_block()
 
     def params(self) -> list[Param]:
         """Tensor maps."""
@@ -109,9 +110,11 @@ class WgmmaText(SimtText):
         assert isinstance(own, Wgmma)
         producer: list[Statement] = [
             Do(f"leave_registers<{own.left_registers}>()"),
-            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles([asked]),)),
+            If(f"threadIdx.x == {WARP} * kWarps", tuple(self.raster.over_tiles([asked]))),
         ]
-        consumer = [Do(f"take_registers<{own.most_registers}>()"), self.raster.over_tiles(tile)]
+        if self.plan.parts > 1:
+            producer += [Do("__syncwarp()"), Do("cluster_wait()", "who arrives waits")]
+        consumer = [Do(f"take_registers<{own.most_registers}>()"), *self.raster.over_tiles(tile)]
         return [
             *ring.state(),
             If("warp >= kWarps", tuple(producer), otherwise=tuple(consumer)),
@@ -119,10 +122,10 @@ class WgmmaText(SimtText):
 
     def products_of_stage(self) -> Statement:
         team = f"stage * kTileM + warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
-        dtype = self.plan.fragment.dtype.name
+        dtype, begin = self.plan.fragment.dtype.name, self.access.begin(self.plan.cut.k)
         added: list[Statement] = []
         for total, x, y in self.factors():
             left = f"&{x}_tiles[({team}) * kTileK + {DEEP} * step]"
             right = f"&{y}_tiles[stage * kTileN * kTileK + {DEEP} * step]"
-            added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > 0)"))
+            added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > {begin})"))
         return loop("step", "kSteps", [loop("i", "kThreadM / 2", added, unroll=UNROLL)], unroll=UNROLL)

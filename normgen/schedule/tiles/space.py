@@ -26,6 +26,7 @@ LARGEST = 128  # elements of the result that a thread owns
 MOST_CUTS = {Fragment.SIMT: 20, Fragment.MMA: 40}  # that are searched
 NEAR = 2.0  # cuts that the formula gives up to so many times the clocks of the best one
 TEAMS = ((64, 2), (128, 2), (128, 4), (256, 4))  # (tile_m, thread_m) of one team, or of two
+PARTS_OF_TEAMS = (1, 2, 4)  # blocks of a cluster
 MOST_DEPTHS = 3  # numbers of stages of a tile of teams that are searched
 # How tiles come: (copy, stages, tile_k)
 WAYS = (
@@ -127,8 +128,10 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
         if tile_m >= 2 * max(sizes[0], LINES) or tile_n >= 2 * max(sizes[1], LINES):
             continue
         tile = way.varied(tile_m=tile_m, tile_n=tile_n, thread_m=thread_m, thread_n=tile_n // 4)
-        depths = (tile.varied(stages=stages) for stages in reversed(KNOBS["stages"].values))
-        yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
+        shared = device.sm_count // tiles_of(problem, tile)  # by so many a tile is, and each block has an SM of its own
+        for cluster in (parts for parts in PARTS_OF_TEAMS if parts == 1 or parts <= shared):
+            depths = (tile.varied(stages=stages, cluster=cluster) for stages in reversed(KNOBS["stages"].values))
+            yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
 
 
 def _clocks(problem: Problem, s: Schedule, device: Device) -> float:

@@ -27,8 +27,8 @@ STORED_BYTES = 24
 class Wgmma(TensorCores):
     """16 bits in slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
 
-    Blocks stay, one on each SM, and go from tile to tile: a thread of its own asks for boxes of both sides as stages
-    get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
+    Blocks stay, one on each SM, and go from tile to tile, or share one: a thread of its own asks for boxes of both
+    sides as stages get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
     every eighth column, of lines 8 apart; before they are stored, lanes exchange them for whole pieces of 8.
     """
 
@@ -87,8 +87,6 @@ class Wgmma(TensorCores):
             return "a stage is multiplied while others are on their way: stages = 2 or more"
         if s.load is not LoadHint.DEFAULT:
             return "boxes of the copy engine carry no cache hint here: load = default"
-        if s.cluster > 1:
-            return "blocks that go from tile to tile share none: cluster = 1, or fragment = mma"
         if s.blocks_per_sm:
             return "a block stays on each SM: blocks_per_sm = 0"
         return None
