@@ -643,7 +643,11 @@ TABLE: tuple[Knob, ...] = (
         words={"left_out": "no code for statistics that are not wanted"},
     ),
     _tile("tile_m", (8, 16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
-    _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
+    _tile(
+        "tile_n",
+        (16, 32, 64, 96, 128, 160, 192, 224, 256),
+        "the same along n, along which the result's elements lie side by side; other than powers of two of teams alone",
+    ),
     _tile(
         "tile_k",
         (8, 16, 32, 64, 128),
@@ -651,7 +655,7 @@ TABLE: tuple[Knob, ...] = (
         "`stages` of them in flight",
     ),
     _tile("thread_m", (1, 2, 4, 8, 16), "of tile_m, what a thread owns in registers"),
-    _tile("thread_n", (1, 2, 4, 8, 16, 32, 64), "of tile_n, what a thread owns in registers"),
+    _tile("thread_n", (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64), "of tile_n, what a thread owns in registers"),
     Knob(
         name="fragment",
         values=tuple(Fragment),

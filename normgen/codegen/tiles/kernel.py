@@ -97,7 +97,7 @@ class TileKernel:
             threads=self.plan.threads,
             cluster=s.cluster,
             tiles=tiles,
-            persistent=self.plan.fragment.resident,
+            persistent=self.plan.fragment.resident if self.plan.parts == 1 else 0,
             shared_bytes=self.plan.shared_bytes,
             dependent=s.chained,
         )
@@ -128,7 +128,8 @@ class TileKernel:
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
         if plan.cut.ahead or plan.parts > 1:
             behind = "what is known of rows" if plan.cut.ahead else "what other blocks hand on"
-            found.append(setting("kSlots", plan.slots_floats, f"floats of tiles, in front of {behind}"))
+            before = plan.slots_floats + plan.fragment.barrier_bytes // 4
+            found.append(setting("kSlots", before, f"floats of tiles, in front of {behind}"))
         found += [*self.fragment.between(), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
             x = self.access.letter(axis)
@@ -356,9 +357,9 @@ class TileKernel:
 
     def of_tiles(self, fragment: WgmmaText, scalars: list[Statement]) -> list[Statement]:
         """What a block does that goes from one to the next."""
-        ring = Ring(self.slots()[1])
+        ring = Ring(self.slots()[1], self.access.begin(self.plan.cut.k))
         behind = exchanged(self.access, results=self.plan.piece(self.plan.cut.n) == 2)
-        work = fragment.work(ring, self.over_k, behind)
+        work = fragment.work(ring, self.over_k, [*self.parts.meet(), *behind])
         return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
 
     def work(self) -> list[Statement]:

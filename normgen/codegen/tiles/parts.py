@@ -13,6 +13,9 @@ class PartsText:
 
     def __init__(self, access: TileAccess) -> None:
         self.access, self.plan = access, access.plan
+        in_teams = bool(self.plan.fragment.producers)
+        self.threads = "(32 * kWarps)" if in_teams else "kThreads"  # of a block, that have sums
+        self.cell = "_part[i / 2][i % 2 * kThreadN + j]" if in_teams else "_sum[i][j]"
 
     def constants(self) -> list[Let]:
         if self.plan.parts == 1:
@@ -22,6 +25,9 @@ class PartsText:
             setting("kParts", self.plan.parts, "blocks of a cluster that share a tile"),
             constant("kPartK", f"{steps} * kTileK", f"of {self.plan.cut.k}, what each of them sums"),
         ]
+
+    def sum_of(self, name: str) -> str:
+        return f"{name}{self.cell}"
 
     def begin(self) -> list[Statement]:
         """Where along k a block begins and ends."""
@@ -40,11 +46,11 @@ class PartsText:
         cut = self.plan.cut
         left: list[Statement] = []
         added: list[Statement] = []
-        place, handed = "* kThreads + threadIdx.x", list[str]()
+        place, handed = f"* {self.threads} + threadIdx.x", list[str]()
         for reduce in cut.sums:
-            cell = " + ".join([*handed, "i * kThreadN + j"])
-            left.append(self._all(cell, f"{reduce.names[0]}_sum[i][j]", two=True))
-            total = Set(f"{reduce.names[0]}_sum[i][j]", f"left[(part * kLeft + {cell}) {place}]", "+=")
+            cell, own = " + ".join([*handed, "i * kThreadN + j"]), self.sum_of(reduce.names[0])
+            left.append(self._all(cell, own, two=True))
+            total = Set(own, f"left[(part * kLeft + {cell}) {place}]", "+=")
             added.append(self._over(total, two=True))
             handed.append("kThreadM * kThreadN")
         for reduce in cut.left.riding:
@@ -67,7 +73,7 @@ class PartsText:
         ]
 
     def _all(self, cell: str, value: str, *, two: bool) -> Statement:
-        at = f"left + ((cluster_rank() - 1) * kLeft + {cell}) * kThreads + threadIdx.x"
+        at = f"left + ((cluster_rank() - 1) * kLeft + {cell}) * {self.threads} + threadIdx.x"
         return self._over(Do(f"cluster_store({at}, 0, {value})"), two=two)
 
     def _over(self, one: Statement, *, two: bool) -> Statement:

@@ -52,9 +52,12 @@ class Raster:
             function("go_to", "int tile", [Comment(GROUPED), *found]),
         ]
 
-    def over_tiles(self, body: list[Statement]) -> Statement:
+    def over_tiles(self, body: list[Statement]) -> list[Statement]:
+        """What a block does with each of its tiles: one, where it shares that with others."""
+        if self.plan.parts > 1:
+            return body
         head = "for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x)"
-        return For(head, (Do("go_to(tile)"), *body))
+        return [For(head, (Do("go_to(tile)"), *body))]
 
     def by_lines(self, first: str) -> list[Statement]:
         """Tiles follow each other along n."""

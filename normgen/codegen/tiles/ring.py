@@ -15,10 +15,10 @@ NEXT = Do("next_stage()")
 
 
 class Ring:
-    """Its barriers lie behind the tiles in shared memory."""
+    """Its barriers lie behind the tiles in shared memory; `begin`: the first k of a block."""
 
-    def __init__(self, start: str) -> None:
-        self.start = start
+    def __init__(self, start: str, begin: str) -> None:
+        self.start, self.begin = start, begin
 
     def set_up(self) -> list[Statement]:
         init: list[Statement] = [
@@ -44,7 +44,7 @@ class Ring:
 
     def multiplied(self, products: Sequence[Statement]) -> list[Statement]:
         """Products of one stage are under way while those of the stage before end, which is free then."""
-        free = If("lane == 0 && k0 > 0", (Do("mbarrier_arrive(&empty[before])"),), alone=True)
+        free = If(f"lane == 0 && k0 > {self.begin}", (Do("mbarrier_arrive(&empty[before])"),), alone=True)
         return [
             Do("mbarrier_wait(&full[stage], parity)"),
             Do("wgmma_fence()"),

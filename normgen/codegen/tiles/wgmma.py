@@ -56,6 +56,7 @@ class WgmmaText(SimtText):
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         super().__init__(access, sides)
         self.raster = Raster(access)
+        self.said = self.said if self.plan.parts == 1 else self.said[:1]
 
     @property
     def cores(self) -> Wgmma:
@@ -89,7 +90,7 @@ class WgmmaText(SimtText):
         return []
 
     def place(self) -> list[Statement]:
-        return self.raster.walk()
+        return self.raster.walk() if self.plan.parts == 1 else self.raster.of_block()
 
     def params(self) -> list[Param]:
         """Tensor maps."""
@@ -115,9 +116,11 @@ class WgmmaText(SimtText):
         own = self.cores
         producer: list[Statement] = [
             Do(f"leave_registers<{own.left_registers}>()"),
-            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles([asked]),)),
+            If(f"threadIdx.x == {WARP} * kWarps", tuple(self.raster.over_tiles([asked]))),
         ]
-        consumer = [Do(f"take_registers<{own.most_registers}>()"), self.raster.over_tiles(tile)]
+        if self.plan.parts > 1:
+            producer += [Do("__syncwarp()"), Do("cluster_wait()", "who arrives waits")]
+        consumer = [Do(f"take_registers<{own.most_registers}>()"), *self.raster.over_tiles(tile)]
         return [
             *ring.state(),
             If("warp >= kWarps", tuple(producer), otherwise=tuple(consumer)),
@@ -125,10 +128,10 @@ class WgmmaText(SimtText):
 
     def products_of_stage(self) -> Statement:
         team = f"stage * kTileM + warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
-        dtype, deep = self.cores.dtype.name, self.cores.deep
+        dtype, deep, begin = self.cores.dtype.name, self.cores.deep, self.access.begin(self.plan.cut.k)
         added: list[Statement] = []
         for total, x, y in self.factors():
             left = f"&{x}_tiles[({team}) * kTileK + {deep} * step]"
             right = f"&{y}_tiles[stage * kTileN * kTileK + {deep} * step]"
-            added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > 0)"))
+            added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > {begin})"))
         return loop("step", "kSteps", [loop("i", "kThreadM / 2", added, unroll=UNROLL)], unroll=UNROLL)

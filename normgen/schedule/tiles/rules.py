@@ -30,7 +30,14 @@ def cut(_: Problem, s: Schedule, __: Device) -> str | None:
     if not 32 <= s.threads <= 1024:
         rule = "tile_m / thread_m x tile_n / thread_n is 32 to 1024 threads a block"
         return f"{rule}; here they are {s.threads}"
+    if s.fragment is not Fragment.WGMMA and (odd := next((n for n in ("tile_n", "thread_n") if not is_power(s, n)), "")):
+        return f"lanes of a warp share powers of two: {odd} = {getattr(s, odd)} is of teams, fragment = wgmma"
     return None
+
+
+def is_power(s: Schedule, name: str) -> bool:
+    value: int = getattr(s, name)
+    return value & (value - 1) == 0
 
 
 def grid(problem: Problem, s: Schedule, _: Device) -> str | None:

@@ -26,6 +26,7 @@ LARGEST = 128  # elements of the result that a thread owns
 MOST_CUTS = {Fragment.SIMT: 20, Fragment.MMA: 40}  # that are searched
 NEAR = 2.0  # cuts that the formula gives up to so many times the clocks of the best one
 TEAMS = ((64, 2), (128, 2), (128, 4), (256, 4))  # (tile_m, thread_m) of one team, or of two
+PARTS_OF_TEAMS = (1, 2, 4)  # blocks of a cluster
 MOST_DEPTHS = 3  # numbers of stages of a tile of teams that are searched
 # How tiles come: (copy, stages, tile_k)
 WAYS = (
@@ -128,8 +129,10 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
         if tile_m >= 2 * max(sizes[0], LINES) or tile_n >= 2 * max(sizes[1], LINES):
             continue
         tile = way.varied(tile_m=tile_m, tile_n=tile_n, thread_m=thread_m, thread_n=tile_n // 4)
-        depths = (tile.varied(stages=stages) for stages in reversed(KNOBS["stages"].values))
-        yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
+        shared = device.sm_count // tiles_of(problem, tile)  # by so many a tile is, and each block has an SM of its own
+        for cluster in (parts for parts in PARTS_OF_TEAMS if parts == 1 or parts <= shared):
+            depths = (tile.varied(stages=stages, cluster=cluster) for stages in reversed(KNOBS["stages"].values))
+            yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
 
 
 def _clocks(problem: Problem, s: Schedule, device: Device) -> float:
@@ -150,7 +153,7 @@ def cuts(problem: Problem, device: Device, fragment: Fragment) -> list[Schedule]
     vector, found = widest(problem, device), list[Schedule]()
     sizes = [problem.sizes.along(axis) for axis in (contraction(problem).m, contraction(problem).n)]
     tiles = [
-        [tile for tile in KNOBS[name].values[1:] if 16 <= tile < 2 * max(size, 16)]
+        [tile for tile in KNOBS[name].values[1:] if 16 <= tile < 2 * max(size, 16) and tile & (tile - 1) == 0]
         for name, size in zip(("tile_m", "tile_n"), sizes, strict=True)
     ]
     tall = 4 if fragment is Fragment.MMA else 2  # a warp's part is as wide as tall where a thread's is twice as wide

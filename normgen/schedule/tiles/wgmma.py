@@ -14,12 +14,12 @@ from normgen.spec.formula import Cast, Expression
 
 TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
-COLUMNS = (64, 128, 256)  # along n
+COLUMNS = range(64, 257, 32)  # along n: as many as let the tiles of a result come out even on the SMs
 LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
 WORD = 2  # bytes of what lanes exchange two of at a time
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
 BARRIERS = 2  # of a stage: it is full, it is free again
-EFFICIENCY = 0.9  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
+EFFICIENCY = 0.82  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
 PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
 # Of the result that an SM stores in a clock, with the exchange in front of that: on an H200 kernels of 128 x 256 tiles
 # that store nothing take 7 % less at 2048^3 in bf16, and 4 % less at 4096^3.
@@ -29,8 +29,8 @@ STORED_BYTES = 24
 class Wgmma(TensorCores):
     """Slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
 
-    Blocks stay, one on each SM, and go from tile to tile: a thread of its own asks for boxes of both sides as stages
-    get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
+    Blocks stay, one on each SM, and go from tile to tile, or share one: a thread of its own asks for boxes of both
+    sides as stages get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
     every eighth column, of lines 8 apart; before they are stored, lanes exchange them for whole pieces of 8.
     Float32 that a formula rounds to TF32 the copy engine rounds on its way, to nearest, ties to even.
     """
@@ -45,7 +45,8 @@ class Wgmma(TensorCores):
     lanes = (8, 4)
     busy_warps = 1
     step_clocks = 0
-    l2_bytes = 42.0
+    l2_bytes = 62.0
+    wait = 2000.0
 
     def refusal(self) -> str | None:
         return self._of_program() or self._of_tiles()
@@ -102,8 +103,6 @@ class Wgmma(TensorCores):
             return "a stage is multiplied while others are on their way: stages = 2 or more"
         if s.load is not LoadHint.DEFAULT:
             return "boxes of the copy engine carry no cache hint here: load = default"
-        if s.cluster > 1:
-            return "blocks that go from tile to tile share none: cluster = 1, or fragment = mma"
         if s.blocks_per_sm:
             return "a block stays on each SM: blocks_per_sm = 0"
         return None

@@ -54,6 +54,8 @@ WAYS = {
     "two teams": TWO,
     "a team of 128 lines": TEAM.varied(tile_m=128, thread_m=4),
     "broad": TWO.varied(tile_n=128, thread_n=32, stages=4),
+    "of three times 32 columns": TEAM.varied(tile_n=96, thread_n=24),
+    "of seven": TWO.varied(tile_n=224, thread_n=56, stages=2),
     "broadest": TWO.varied(tile_n=256, thread_n=64, stages=2),
     "two teams of 128 lines": TWO.varied(tile_m=256, thread_m=4, tile_n=128, thread_n=32, stages=2),
 }
@@ -82,6 +84,49 @@ def test_teams_own_their_part_of_any_tile(way: str) -> None:
             assert not ran(CASES[name], program, sizes, pad=8, seed=2), (name, sizes)
 
 
+PARTS = {"two of two teams": TWO.varied(tile_m=256, thread_m=4, cluster=2, stages=2), "four": TEAM.varied(cluster=4)}
+IN_PARTS: tuple[Sizes, ...] = ((130, 200, 72), (40, 232, 72))  # the last of four parts is short
+
+
+@pytest.mark.parametrize("way", PARTS)
+def test_blocks_share_k(way: str) -> None:
+    for name in ("linear to 16 bits", "two sums", "values of all kinds behind"):
+        programs = build_many([CASES[name].module(sizes, PARTS[way]) for sizes in IN_PARTS])
+        for program, sizes in zip(programs, IN_PARTS, strict=True):
+            assert not ran(CASES[name], program, sizes, pad=8, seed=3), (name, sizes)
+
+
+@pytest.mark.parametrize("way", PARTS)
+def test_whatever_is_wrong_in_blocks_of_teams_that_share_k_shows(way: str) -> None:
+    sizes = {"four": IN_PARTS, "two of two teams": ((200, 520, 72),)}[way]
+    modules = {of: CASES["two sums"].module(of, PARTS[way]) for of in sizes}
+    assert not survivors(CASES["two sums"], modules, MISSED[way])
+
+
+MISSED_BY_TWO = [
+    ("lane == 0 && k0 > k_begin", "lane == 0 && k0 > 0"),
+    ("_part[i / 2][i % 2 * kThreadN", "_part[0][i % 2 * kThreadN"),
+    ("* (32 * kWarps)", "* 128"),
+]
+MISSED_BY_FOUR = [
+    ("cluster_rank() * kPartK", "0"),
+    ("min(kInner, k_begin + kPartK)", "kInner"),
+    ("blockIdx.x / kParts", "blockIdx.x"),
+    ("k0 + step > k_begin", "k0 + step > 0"),
+    ("cluster_wait();  // the first block has started", ""),
+    ("cluster_wait();  // who arrives waits", ""),
+    ("    cluster_arrive();\n    cluster_wait();\n", ""),
+    ("(cluster_rank() - 1) * kLeft", "0 * kLeft"),
+    ("part * kLeft", "0 * kLeft"),
+    ("kParts - 1", "kParts - 2"),
+    ("kThreadM * kThreadN + i", "i"),
+    ("i % 2 * kThreadN + j", "j"),
+    ("* (32 * kWarps)", "* 32"),
+    ("threadIdx.x, 0,", "threadIdx.x, 1,"),
+    (" + kSlots", ""),
+    ("if (cluster_rank() > 0) return;", ""),
+]
+MISSED = {"four": MISSED_BY_FOUR, "two of two teams": MISSED_BY_TWO}
 # Tiles of 128 x 64: 3 x 2, four of k, on four blocks; a group of lines of tiles and a part of one; one of each.
 SIZES: tuple[Sizes, ...] = ((328, 200, 72), (2184, 8, 16), (72, 104, 72))
 MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
