@@ -89,7 +89,7 @@ def test_warps_are_right_on_both_sides_of_every_edge(name: str, way: str) -> Non
 
 @pytest.mark.parametrize("way", ["a team", "a warp", "threads"])
 def test_the_nearest_is_taken_and_of_two_the_even_one(way: str) -> None:
-    """Times 1, by the copy engine and in registers: as an H200 rounds all of these, numbers below the normal ones too."""
+    """Times 1, by the copy engine and in registers: as an H200 rounds these, numbers below the normal ones too."""
     bits = np.random.default_rng(5).integers(0, 1 << 32, (64, 64), dtype=np.uint32)
     bits[::2] = bits[::2] & 0xFFFFE000 | 0x1000
     bits[1::4] &= 0x807FFFFF
