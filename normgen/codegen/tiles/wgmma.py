@@ -112,8 +112,6 @@ class WgmmaText(SimtText):
             Do(f"leave_registers<{own.left_registers}>()"),
             If(f"threadIdx.x == {WARP} * kWarps", tuple(self.raster.over_tiles([asked]))),
         ]
-        if self.plan.parts > 1:
-            producer += [Do("__syncwarp()"), Do("cluster_wait()", "who arrives waits")]
         consumer = [Do(f"take_registers<{own.most_registers}>()"), *self.raster.over_tiles(tile)]
         return [
             *ring.state(),
