@@ -473,10 +473,10 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="stages",
-        values=(1, 2, 3, 4, 6, 8),
+        values=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12),
         plain=1,
         group=Group.PLACE,
-        meaning="rows in flight: 2 with the next one in registers; by asynchronous copies 1 to 4, or 8 tiles",
+        meaning="rows in flight: 2 with the next one in registers; by asynchronous copies 1 to 4, or 12 tiles",
         forward=(1, 2),
         backward=(1, 2, 3, 4),
         words={"": "the next rows in flight while one is worked on"},

@@ -76,6 +76,7 @@ WGMMA: dict[str, Any] = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", 
 WGMMA |= {"tile_m": 128, "tile_n": 256, "tile_k": 64, "thread_m": 2, "thread_n": 64}
 TURNED_16 = problem(dtype="bf16", order='["cols", "inner"]')
 REDUCED_16 = problem_for(load("linear_add_rms"), shape="256x512", inner=128, dtype="bf16", layout={"w": "cols_inner"})
+LONG_16 = problem(inner=512, dtype="bf16", order='["cols", "inner"]')
 REFUSED = {
     "lines across": (OF_16_BITS, STREAM, "64 columns of a line across inner"),
     "rows across": (BACK_16, STREAM, "lines along rows of the side"),
@@ -99,7 +100,7 @@ REFUSED = {
     "teams: many sums": (TURNED_16, WGMMA | {"thread_m": 4, "stages": 2}, "would hold 264 registers of data"),
     "teams: a hint": (TURNED_16, WGMMA | {"load": "evict_first"}, "carry no cache hint here: load = default"),
     "teams: parts of k": (TURNED_16, WGMMA | {"stages": 2, "cluster": 4}, "a part of inner, whole tiles of 64"),
-    "teams: what parts hand on": (TURNED_16, WGMMA | {"stages": 3, "cluster": 2}, "bytes of shared memory"),
+    "teams: what parts hand on": (LONG_16, WGMMA | {"stages": 2, "cluster": 4}, "393216 bytes of other blocks' sums"),
     "teams: bound": (TURNED_16, WGMMA | {"blocks_per_sm": 2}, "blocks_per_sm = 0"),
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
     "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),

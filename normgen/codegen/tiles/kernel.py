@@ -126,10 +126,9 @@ class TileKernel:
                 constant("kGroup", str(plan.fragment.group), f"tiles of {plan.cut.m}, of a column one after another")
             )
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
-        if plan.cut.ahead or plan.parts > 1:
+        if plan.cut.ahead or (plan.parts > 1 and not plan.hands_in_slots):
             behind = "what is known of rows" if plan.cut.ahead else "what other blocks hand on"
-            before = plan.slots_floats + plan.fragment.barrier_bytes // 4
-            found.append(setting("kSlots", before, f"floats of tiles, in front of {behind}"))
+            found.append(setting("kSlots", plan.slots_floats, f"floats of tiles, in front of {behind}"))
         found += [*self.fragment.between(), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
             x = self.access.letter(axis)

@@ -13,9 +13,9 @@ class PartsText:
 
     def __init__(self, access: TileAccess) -> None:
         self.access, self.plan = access, access.plan
-        in_teams = bool(self.plan.fragment.producers)
-        self.threads = "(32 * kWarps)" if in_teams else "kThreads"  # of a block, that have sums
-        self.cell = "_part[i / 2][i % 2 * kThreadN + j]" if in_teams else "_sum[i][j]"
+        self.in_slots = self.plan.hands_in_slots
+        self.threads = "(32 * kWarps)" if self.in_slots else "kThreads"  # of a block, that have sums
+        self.cell = "_part[i / 2][i % 2 * kThreadN + j]" if self.in_slots else "_sum[i][j]"
 
     def constants(self) -> list[Let]:
         if self.plan.parts == 1:
@@ -34,10 +34,11 @@ class PartsText:
         if self.plan.parts == 1:
             return []
         size = self.access.size(self.plan.cut.k)
+        started = [] if self.in_slots else [Do("cluster_arrive_relaxed()", "the others may write to its shared memory")]
         return [
             Let("const int", "k_begin", "cluster_rank() * kPartK"),
             Let("const int", "k_end", f"min({size}, k_begin + kPartK)"),
-            Do("cluster_arrive_relaxed()", "the others may write to this block's shared memory"),
+            *started,
         ]
 
     def meet(self) -> list[Statement]:
@@ -63,14 +64,21 @@ class PartsText:
             Gap(),
             Comment("The first block of the cluster adds up what all have, in their order."),
             constant("kLeft", " + ".join(handed), "numbers that a thread hands on"),
-            Let("float* const", "left", "reinterpret_cast<float*>(dynamic_shared()) + kSlots"),
-            Do("cluster_wait()", "the first block has started"),
+            *self.place(),
             If("cluster_rank() > 0", tuple(left)),
             Do("cluster_arrive()"),
             Do("cluster_wait()"),
             If("cluster_rank() > 0", (Do("return"),), alone=True),
             loop("part", "kParts - 1", added),
         ]
+
+    def place(self) -> list[Statement]:
+        """Where the first block has what others hand on, when it has room: behind its slots, or in their place."""
+        start = "reinterpret_cast<float*>(dynamic_shared())"
+        if self.in_slots:
+            free = Do("cluster_wait()", "nobody reads the slots of the first block any more")
+            return [Let("float* const", "left", start), Do("cluster_arrive()"), free]
+        return [Let("float* const", "left", f"{start} + kSlots"), Do("cluster_wait()", "the first block has started")]
 
     def _all(self, cell: str, value: str, *, two: bool) -> Statement:
         at = f"left + ((cluster_rank() - 1) * kLeft + {cell}) * {self.threads} + threadIdx.x"

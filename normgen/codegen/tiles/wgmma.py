@@ -48,7 +48,7 @@ class WgmmaText(SimtText):
     """Sums stay in the order of the instruction until a tile is done."""
 
     side = BoxSide
-    said = (
+    said: tuple[str, ...] = (
         f"A thread asks for tiles ahead; teams of four warps multiply them by tensor cores, {LINES} lines at a time.",
         "Blocks go from tile to tile: the next one is asked for while results of the one before are stored.",
     )
@@ -56,7 +56,8 @@ class WgmmaText(SimtText):
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         super().__init__(access, sides)
         self.raster = Raster(access)
-        self.said = self.said if self.plan.parts == 1 else self.said[:1]
+        if self.plan.parts > 1:
+            self.said = self.said[:1]
 
     @property
     def cores(self) -> Wgmma:
@@ -118,8 +119,6 @@ class WgmmaText(SimtText):
             Do(f"leave_registers<{own.left_registers}>()"),
             If(f"threadIdx.x == {WARP} * kWarps", tuple(self.raster.over_tiles([asked]))),
         ]
-        if self.plan.parts > 1:
-            producer += [Do("__syncwarp()"), Do("cluster_wait()", "who arrives waits")]
         consumer = [Do(f"take_registers<{own.most_registers}>()"), *self.raster.over_tiles(tile)]
         return [
             *ring.state(),

@@ -31,7 +31,7 @@ DEEP_BYTES = 32  # of k, what one instruction multiplies: two pieces
 PIECE_BYTES = 16  # of a line of a slot, what changes places
 ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
-MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
+MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1100.0, 9.1, 7.7, 5.35
 _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Fragment.MMA)
 
 
@@ -372,7 +372,7 @@ class Streamed(TensorCores):
 
     moves = False
     busy_warps = 0
-    l2_bytes = 53.0
+    l2_bytes = 56.6
 
     @property
     def moved(self) -> tuple[DType, ...]:

@@ -82,6 +82,11 @@ class TilePlan:
         return (self.parts - 1) * each * s.threads
 
     @property
+    def hands_in_slots(self) -> bool:
+        """Whether that takes the place of tiles, which a thread that asks ahead has as many of as there is room for."""
+        return bool(self.fragment.producers)
+
+    @property
     def in_shared(self) -> bool:
         """Whether tiles of both sides wait in shared memory."""
         return self.schedule.hold is Hold.SHARED
@@ -198,7 +203,8 @@ class TilePlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: tiles, and what is known of each row of the tile."""
         statistics = self.schedule.stages if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
-        floats = self.slots_floats + self.handed_floats + statistics * self.schedule.tile_m
+        handed = 0 if self.hands_in_slots else self.handed_floats
+        floats = self.slots_floats + handed + statistics * self.schedule.tile_m
         return 4 * floats + self.fragment.barrier_bytes
 
     # ---- a thread's part ---------------------------------------------------------------------------------------

@@ -158,6 +158,8 @@ def parts(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "blocks that share a tile know no statistics of its rows but sums beside the products: cluster = 1"
     if plan.part * (s.cluster - 1) >= problem.sizes.along(cut.k):
         return f"each block of a cluster has a part of {cut.k}, whole tiles of {s.tile_k}: a smaller cluster, or tile_k"
+    if plan.hands_in_slots and plan.handed_floats > plan.slots_floats:
+        return f"{4 * plan.handed_floats} bytes of other blocks' sums take the place of tiles: more stages, or cluster = 1"
     return None
 
 

@@ -120,13 +120,17 @@ def parted(problem: Problem, s: Schedule, device: Device) -> Iterator[Schedule]:
 
 
 def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Of many lines: tiles that teams of four warps multiply, with as many stages as there is room for, or fewer."""
+    """Of many lines: tiles that teams of four warps multiply, with as many stages as there is room for, or fewer.
+
+    The copy engine is slow to fill lines with zeros: on an H200 16 rows of 4096 columns, of 14336 products each, take
+    41.9 µs in tiles that 64 rows take 33.2 µs in. Less than half a tile is left to the others.
+    """
     vector, cut = widest(problem, device), contraction(problem)
     way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector)
     way = way.varied(tile_k=Wgmma(problem, way, cut).line)
     sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
     for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):
-        if tile_m >= 2 * max(sizes[0], LINES) or tile_n >= 2 * max(sizes[1], LINES):
+        if tile_m >= 2 * sizes[0] or tile_n >= 2 * max(sizes[1], LINES):
             continue
         tile = way.varied(tile_m=tile_m, tile_n=tile_n, thread_m=thread_m, thread_n=tile_n // 4)
         shared = device.sm_count // tiles_of(problem, tile)  # by so many a tile is, and each block has an SM of its own

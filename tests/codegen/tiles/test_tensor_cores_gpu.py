@@ -26,7 +26,9 @@ TEAM = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "til
 TILES = [  # tile_m, thread_m, tile_n, stages
     *((64, 2, 64, 2), (64, 2, 64, 8), (64, 2, 128, 8), (64, 2, 256, 4), (128, 2, 64, 6), (128, 4, 64, 8)),
     *((128, 2, 128, 3), (128, 4, 128, 6), (128, 2, 256, 2), (128, 2, 256, 4), (256, 4, 64, 4), (256, 4, 128, 4)),
+    *((64, 2, 96, 10), (64, 2, 64, 12), (128, 2, 224, 5), (128, 4, 160, 5), (256, 4, 192, 4)),
 ]
+PARTS = [(64, 2, 64, 12, 2), (64, 2, 96, 8, 4), (128, 2, 128, 5, 2), (128, 4, 96, 2, 4)]  # ... and cluster
 OF_TEAMS: list[tuple[str, str, int, str]] = [
     *(("linear", "1x8", 8, "bf16"), ("linear", "63x72", 56, "f16"), ("linear", "129x264", 72, "bf16")),
     *(("linear", "1000x2008", 3000, "bf16"), ("linear", "5000x136", 520, "f16"), ("linear", "2048x4096", 1024, "bf16")),
@@ -43,6 +45,17 @@ def test_teams_are_right_with_every_tile(op: str, shape: str, inner: int, dtype:
     schedules = [schedule_from({**TEAM, **words, **tile, "thread_n": tile["tile_n"] // 4}) for tile in knobs]
     assert all(refusal(problem, schedule, device_facts(0)) is None for schedule in schedules)
     assert not wrong(problem, schedules)
+
+
+@pytest.mark.parametrize(("op", "shape", "inner", "dtype"), [asked for asked in OF_TEAMS if asked[2] >= 200], ids=str)
+def test_teams_that_share_k_are_right(op: str, shape: str, inner: int, dtype: str) -> None:
+    """Clusters of one wave, and of more."""
+    problem = problem_for(load(op), shape=shape, inner=inner, dtype=dtype, layout=TURNED)
+    knobs = (dict(zip(("tile_m", "thread_m", "tile_n", "stages", "cluster"), tile, strict=True)) for tile in PARTS)
+    schedules = [schedule_from({**TEAM, **tile, "thread_n": tile["tile_n"] // 4}) for tile in knobs]
+    legal = [schedule for schedule in schedules if refusal(problem, schedule, device_facts(0)) is None]
+    assert len(legal) >= 2
+    assert not wrong(problem, legal)
 
 
 def wrong(problem: Problem, schedules: Sequence[Schedule]) -> list[str]:
