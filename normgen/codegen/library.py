@@ -1,4 +1,4 @@
-"""The device library: `library/*.cuh`, CUDA C that reads and compiles by itself, included by need.
+"""The device library: `library/*.cuh`, and what `instructions` writes; CUDA C that reads and compiles by itself.
 
 A file includes the files that it calls, and no header of CUDA. What a kernel needs follows from the identifiers that
 its statements read. Files with inline PTX are hardware: in their place the CPU executor has functions of those names.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from normgen.codegen import instructions
 from normgen.codegen.module import OF_ONE_ARCH
 
 _HEAD, _INCLUDE = "#pragma once  // ", '#include "'
@@ -44,7 +45,7 @@ class File:
 def files() -> dict[str, File]:
     """The library by file name without `.cuh`."""
     folder = resources.files("normgen.codegen") / "library"
-    texts = {p.name.removesuffix(".cuh"): p.read_text(encoding="utf-8") for p in folder.iterdir()}
+    texts = {p.name.removesuffix(".cuh"): p.read_text(encoding="utf-8") for p in folder.iterdir()} | instructions.made()
     return {name: _file(name, texts[name]) for name in sorted(texts) if not name.startswith((".", "_"))}
 
 
