@@ -15,7 +15,6 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
-from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.cut import ReducedRows
 
 IN_FLIGHT = 16  # partial results that a thread of the last block asks for at a time
@@ -30,7 +29,9 @@ class ReducedText:
     def params(self) -> tuple[Param, ...]:
         """Its part of the workspace."""
         ticket = Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE)
-        return ticket, Param(name="partials", ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES)
+        return ticket, Param(
+            name="partials", ctype="float*", source=Source.WORKSPACE, offset=self.plan.fragment.ticket_bytes
+        )
 
     # ---- of a thread -------------------------------------------------------------------------------------------
 
@@ -83,6 +84,11 @@ class ReducedText:
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
             found += self._combined(reduce, "tile", f"__ldcg(&{self._cell(reduce, 'tile')})", f"{UNROLL} {IN_FLIGHT}")
+        return [For("for (int m = threadIdx.x; m < rows; m += kThreads)", (*found, *self._made()))]
+
+    def _made(self) -> list[Statement]:
+        """What is made of a row's reductions."""
+        found: list[Statement] = []
         at = {self.plan.cut.m: "m"}
         names = {r.names[0]: f"{r.names[0]}_all" for r in self.reduced.reduces}
         values = (step for step in self.reduced.finish if isinstance(step, Load | Map))
@@ -96,7 +102,7 @@ class ReducedText:
                     found.append(Let("const float", names[name], Printer(names).text(expr)))
                 case Store(value=value):
                     found += write_one(self.access, step, at, names[value])
-        return [For("for (int m = threadIdx.x; m < rows; m += kThreads)", tuple(found))]
+        return found
 
     def _combined(self, reduce: Reduce, index: str, other: str, unroll: str) -> Sequence[Statement]:
         """Those of all threads, or of all blocks, in their order."""
@@ -110,3 +116,56 @@ class ReducedText:
         number = self.reduced.reduces.index(reduce)
         line = f"{number} * blocks_n + {tile}" if number else tile
         return f"partials[static_cast<long long>({line}) * rows + m]"
+
+
+class ReducedByWarps(ReducedText):
+    """The same of teams, whose warps have whole lines of a tile.
+
+    Of each line of tiles, or of several that share tickets, the warp that comes last combines what lies in its lines.
+    """
+
+    def params(self) -> tuple[Param, ...]:
+        return self._params("tickets")
+
+    def start(self) -> list[Statement]:
+        """Before a tile's passes."""
+        parts: list[Statement] = [Do(f"float {r.names[0]}_own[kThreadM]") for r in self.reduced.reduces]
+        sets = [Set(f"{r.names[0]}_own[i]", single_identity(r)) for r in self.reduced.reduces]
+        return [*parts, loop("i", "kThreadM", sets, unroll=UNROLL)]
+
+    def add(self, reduce: Reduce, names: Mapping[str, str]) -> list[Statement]:
+        return single_step(reduce, f"{reduce.names[0]}_own[i]", names, prefix=f"{reduce.names[0]}_")
+
+    def statements(self) -> list[Statement]:
+        """Behind them."""
+        inside = self.access.inside({self.plan.cut.m: "m"})
+        left: list[Statement] = [Let("const int", "m", "m0 + own_m(i)")]
+        left += [s for r in self.reduced.reduces for s in self._of_lanes(r, f"{r.names[0]}_own[i]")]
+        cells = [Set(self._cell(r, "n0 / kTileN"), f"{r.names[0]}_own[i]") for r in self.reduced.reduces]
+        left.append(If(f"tn == 0 && {inside}", tuple(cells), alone=len(cells) == 1))
+        last = "takes_last_ticket_of(&tickets[line * kWarps + warp], lines * blocks_n)"
+        return [
+            loop("i", "kThreadM", left, unroll=UNROLL),
+            Comment("The last warp to arrive at a line of tiles combines what all have left of its own lines there."),
+            Let("const int", "line", "m0 / kTileM % kTickets"),
+            Let("const int", "lines", "(blocks_m - line + kTickets - 1) / kTickets"),
+            If(last, tuple(self._finish())),
+        ]
+
+    def _of_lanes(self, reduce: Reduce, own: str) -> list[Statement]:
+        """Four lanes share a line."""
+        other = Let("const float", "other", f"__shfl_xor_sync(0xffffffffu, {own}, lanes)")
+        combined = single_combine(reduce, own, "other")
+        return [For("for (int lanes = 1; lanes < 4; lanes *= 2)", (other, *combined), UNROLL)]
+
+    def _finish(self) -> list[Statement]:
+        inside = self.access.inside({self.plan.cut.m: "m"})
+        found: list[Statement] = [Let("const int", "m", "first + own_m(i)")]
+        for reduce in self.reduced.reduces:
+            name = f"{reduce.names[0]}_all"
+            combined = single_combine(reduce, name, f"__ldcg(&{self._cell(reduce, 'tile')})")
+            over = For(f"for (int tile = tn; tile < blocks_n && {inside}; tile += 4)", tuple(combined), f"{UNROLL} 8")
+            found += [Let("float", name, single_identity(reduce)), over, *self._of_lanes(reduce, name)]
+        found += when(f"tn == 0 && {inside}", *self._made())
+        body = loop("i", "kThreadM", found)
+        return [For("for (int first = line * kTileM; first < rows; first += kTickets * kTileM)", (body,))]

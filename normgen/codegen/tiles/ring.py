@@ -1,7 +1,8 @@
 """A ring of stages between one thread that asks for tiles and warps that multiply them.
 
 A stage is full when all bytes of its tiles have come, and free when each warp is done with it. The phases of a stage
-end with parity 0 and 1 by turns, from round to round.
+end with parity 0 and 1 by turns, from round to round. Behind the products of a tile stages carry what is read for its
+results, and these: where warps have made results, another thread has them stored, and then the stage is free.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ NEXT = Do("next_stage()")
 class Ring:
     """Its barriers lie behind the tiles in shared memory."""
 
-    def __init__(self, start: str) -> None:
-        self.start = start
+    def __init__(self, start: str, *, stores: bool) -> None:
+        self.start, self.stores = start, stores
 
     def set_up(self) -> list[Statement]:
         init: list[Statement] = [
             Do("mbarrier_init(&full[stage], 1)"),
             Do("mbarrier_init(&empty[stage], kWarps)", "a lane of each warp that multiplies"),
         ]
+        made: list[Statement] = []
+        if self.stores:
+            init.append(Do("mbarrier_init(&made[stage], kWarps)"))
+            made.append(Let(f"{BARRIER}* const", "made", "empty + kStages"))
         return [
             Let(f"{BARRIER}* const", "full", f"reinterpret_cast<{BARRIER}*>({self.start})"),
             Let(f"{BARRIER}* const", "empty", "full + kStages"),
+            *made,
             If("threadIdx.x == 0", (loop("stage", "kStages", init), Do("mbarrier_fence()"))),
             Do("__syncthreads()"),
         ]
@@ -40,7 +46,8 @@ class Ring:
     def filled(self, tile_bytes: str, copies: Sequence[Statement]) -> list[Statement]:
         """A stage is filled anew when it is free: before the first round all are."""
         free = Do("mbarrier_wait(&empty[stage], parity ^ 1)")
-        return [free, Do(f"mbarrier_expect_bytes(&full[stage], {tile_bytes})"), *copies, NEXT]
+        is_full = f"mbarrier_expect_bytes(&full[stage], {tile_bytes})" if copies else "mbarrier_arrive(&full[stage])"
+        return [free, Do(is_full), *copies, NEXT]
 
     def multiplied(self, products: Sequence[Statement]) -> list[Statement]:
         """Products of one stage are under way while those of the stage before end, which is free then."""
@@ -59,3 +66,21 @@ class Ring:
     def consumed(self, over_k: For) -> list[Statement]:
         free = If("lane == 0", (Do("mbarrier_arrive(&empty[before])"),), alone=True)
         return [Do("int before = 0"), over_k, Do("wgmma_wait<0>()"), free]
+
+    def passed(self, made: Sequence[Statement], *, is_stored: bool) -> list[Statement]:
+        """What a stage holds for results is read, and results are made there."""
+        what = "made" if is_stored else "empty"
+        fence = [Do("shared_fence()")] if is_stored else []
+        done = If("lane == 0", (Do(f"mbarrier_arrive(&{what}[stage])"),), alone=True)
+        return [Do("mbarrier_wait(&full[stage], parity)"), *made, *fence, Do("__syncwarp()"), done, NEXT]
+
+    def stored(self, copies: Sequence[Statement]) -> list[Statement]:
+        """Results are stored; then the stage is free, as if each warp were done with it."""
+        return [
+            Do("mbarrier_wait(&made[stage], made_parity >> stage & 1)"),
+            Set("made_parity", "1u << stage", "^="),
+            *copies,
+            Do("tensor_stores_read()"),
+            Do("mbarrier_arrive_for(&empty[stage], kWarps)"),
+            NEXT,
+        ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from normgen.cpu import build_many, find_compiler
 from normgen.knobs import Copy, Fragment, Hold
-from normgen.program.ir import Map, Store
-from normgen.program.monoid import symbol
+from normgen.program.ir import Map, Reduce, Store
+from normgen.program.monoid import MAX, SUM, symbol
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.cases import STORE, STREAMED, TURNED, product
@@ -17,8 +18,18 @@ from tests.codegen.tiles.handmade import BEFORE, Case, Sizes, dot, ran
 from tests.codegen.tiles.test_tensor_mutants import survivors
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-x, w, h, bias, scale = map(symbol, ("x", "w", "h", "bias", "scale"))
+x, w, h, y, bias, scale, res = map(symbol, ("x", "w", "h", "y", "bias", "scale", "res"))
 OF_WORDS = {**TURNED, "bias": ("cols",), "scale": ("rows",), "top": ("rows",)}
+OF_RESIDUAL = {**TURNED, "res": ("rows", "cols")}
+
+
+def in_two_places(a: Any) -> dict[str, Any]:
+    h = product(a["x"], a["w"])
+    of_rows = h + a["res"] + a["bias"]
+    total, top = of_rows.sum(2, keepdims=True), (of_rows - 30).max(2, keepdims=True)
+    return {"y": of_rows, "z": h - a["res"], "total": total, "top": top}
+
+
 CASES = {
     **STREAMED,
     "linear to 16 bits": replace(STREAMED["linear, f16"], dtypes=dict.fromkeys("xwy", "f16")),
@@ -36,6 +47,24 @@ CASES = {
         (dot("y", x, w), Store("y", "y", Kind.ELEM, accumulate=True)),
         lambda a: {"y": product(a["x"], a["w"]) + BEFORE},
         dtypes=dict.fromkeys("xwy", "bf16"),
+    ),
+    "a residual of 16 bits": Case(
+        OF_RESIDUAL,
+        (dot("h", x, w), Map("y", Kind.ELEM, h + res), STORE),
+        lambda a: {"y": product(a["x"], a["w"]) + a["res"]},
+        dtypes=dict.fromkeys(("x", "w", "y", "res"), "bf16"),
+    ),
+    "results in two places and reduced": Case(
+        {**OF_RESIDUAL, "bias": ("cols",), "z": ("rows", "cols"), "total": ("rows",), "top": ("rows",)},
+        (
+            *(dot("h", x, w), Map("y", Kind.ELEM, h + res + bias), Map("z", Kind.ELEM, h - res)),
+            *(Reduce(("total",), Kind.ROW, SUM, (y,)), Reduce(("top",), Kind.ROW, MAX, (y - 30,))),
+            *(STORE, Store("z", "z", Kind.ELEM), Store("total", "total", Kind.ROW), Store("top", "top", Kind.ROW)),
+        ),
+        in_two_places,
+        dtypes=dict.fromkeys(("x", "w", "y", "z", "res"), "f16"),
+        nullable=("total",),
+        bound=1e-4,
     ),
     "values of lines added beside f32": Case(
         OF_WORDS,
@@ -58,7 +87,13 @@ WAYS = {
     "two teams of 128 lines": TWO.varied(tile_m=256, thread_m=4, tile_n=128, thread_n=32, stages=2),
 }
 NAMES = ("linear", "linear, f16", "two sums", "two sums of four sides", "added to y", "values of all kinds behind")
-NAMES += ("numbers of rows and columns", "all of 16 bits", "dx", *(name for name in CASES if name not in STREAMED))
+NAMES += (
+    "numbers of rows and columns",
+    "all of 16 bits",
+    "dx",
+    "reductions of the result",
+    *(name for name in CASES if name not in STREAMED),
+)
 AROUND = ((63, 72, 56), (64, 64, 64), (65, 56, 72), (1, 8, 8), (0, 64, 8), (200, 328, 136))  # of 200: several a block
 FEW = ((200, 264, 72), (130, 72, 264))
 
