@@ -28,10 +28,12 @@ class ReducedText:
 
     def params(self) -> tuple[Param, ...]:
         """Its part of the workspace."""
-        ticket = Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE)
-        return ticket, Param(
-            name="partials", ctype="float*", source=Source.WORKSPACE, offset=self.plan.fragment.ticket_bytes
-        )
+        return self._params("ticket")
+
+    def _params(self, tickets: str) -> tuple[Param, ...]:
+        behind = self.plan.fragment.ticket_bytes
+        partials = Param(name="partials", ctype="float*", source=Source.WORKSPACE, offset=behind)
+        return Param(name=tickets, ctype="unsigned*", source=Source.WORKSPACE), partials
 
     # ---- of a thread -------------------------------------------------------------------------------------------
 

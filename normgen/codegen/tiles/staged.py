@@ -22,7 +22,7 @@ class Passing:
     def __init__(self, access: TileAccess, fragment: Wgmma) -> None:
         self.access, self.fragment = access, fragment
         self.loads, self.stores = fragment.passing
-        places = [*enumerate(self.loads), *enumerate(self.stores)]
+        places: list[tuple[int, Load | Store]] = [*enumerate(self.loads), *enumerate(self.stores)]
         self.tensors = {step.tensor: place for place, step in places}
 
     def __bool__(self) -> bool:
