@@ -29,7 +29,7 @@ from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.parts import PartsText
-from normgen.codegen.tiles.reduced import ReducedByWarps, ReducedText
+from normgen.codegen.tiles.reduced import ReducedByTiles, ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.codegen.tiles.staged import StagedEpilogue
@@ -59,7 +59,7 @@ class TileKernel:
         self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
         self.parts = PartsText(self.access)
-        reduced = ReducedByWarps if plan.fragment.resident else ReducedText
+        reduced = ReducedByTiles if plan.fragment.resident else ReducedText
         self.reduced = reduced(self.access, cut.reduced) if cut.reduced else None
         self.min_arch = plan.min_arch
         fixed = plan.fragment.ticket_bytes
@@ -358,9 +358,9 @@ class TileKernel:
 
     def of_tiles(self, fragment: WgmmaText, scalars: list[Statement]) -> list[Statement]:
         """What a block does that goes from one to the next."""
-        ring = Ring(self.slots()[1], stores=bool(fragment.passing.stores))
-        behind = StagedEpilogue(self.access, fragment.passing, ring).statements()
-        work = fragment.work(ring, self.over_k, behind)
+        ring = Ring(self.slots()[1], hands_on=fragment.passing.hands_on)
+        epilogue = StagedEpilogue(self.access, fragment.passing, ring, self.reduced)
+        work = fragment.work(ring, self.over_k, epilogue.statements(), self.reduced)
         return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
 
     def work(self) -> list[Statement]:

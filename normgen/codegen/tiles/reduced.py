@@ -120,10 +120,11 @@ class ReducedText:
         return f"partials[static_cast<long long>({line}) * rows + m]"
 
 
-class ReducedByWarps(ReducedText):
+class ReducedByTiles(ReducedText):
     """The same of teams, whose warps have whole lines of a tile.
 
-    Of each line of tiles, or of several that share tickets, the warp that comes last combines what lies in its lines.
+    The warps beside the one that asks for tiles count what has come of a line of tiles, or of several that share
+    tickets, each for every third 32 of their rows: who counts the last tile combines these.
     """
 
     def params(self) -> tuple[Param, ...]:
@@ -138,36 +139,34 @@ class ReducedByWarps(ReducedText):
     def add(self, reduce: Reduce, names: Mapping[str, str]) -> list[Statement]:
         return single_step(reduce, f"{reduce.names[0]}_own[i]", names, prefix=f"{reduce.names[0]}_")
 
-    def statements(self) -> list[Statement]:
-        """Behind them."""
+    def leave(self) -> list[Statement]:
+        """With the last pass of a tile: four lanes share a line."""
         inside = self.access.inside({self.plan.cut.m: "m"})
         left: list[Statement] = [Let("const int", "m", "m0 + own_m(i)")]
-        left += [s for r in self.reduced.reduces for s in self._of_lanes(r, f"{r.names[0]}_own[i]")]
+        for reduce in self.reduced.reduces:
+            own = f"{reduce.names[0]}_own[i]"
+            other = Let("const float", "other", f"__shfl_xor_sync(0xffffffffu, {own}, lanes)")
+            combined = single_combine(reduce, own, "other")
+            left.append(For("for (int lanes = 1; lanes < 4; lanes *= 2)", (other, *combined), UNROLL))
         cells = [Set(self._cell(r, "n0 / kTileN"), f"{r.names[0]}_own[i]") for r in self.reduced.reduces]
         left.append(If(f"tn == 0 && {inside}", tuple(cells), alone=len(cells) == 1))
-        last = "takes_last_ticket_of(&tickets[line * kWarps + warp], lines * blocks_n)"
+        return [If("pass + 1 == kTileN / kPassN", (loop("i", "kThreadM", left, unroll=UNROLL),))]
+
+    def statements(self) -> list[Statement]:
+        """Of the warps beside, behind a tile."""
+        last = "takes_last_ticket_of(&tickets[line * kBeside + beside], lines * blocks_n)"
         return [
-            loop("i", "kThreadM", left, unroll=UNROLL),
-            Comment("The last warp to arrive at a line of tiles combines what all have left of its own lines there."),
+            Comment("The last to count a line of tiles combines what all have left there."),
             Let("const int", "line", "m0 / kTileM % kTickets"),
             Let("const int", "lines", "(blocks_m - line + kTickets - 1) / kTickets"),
             If(last, tuple(self._finish())),
         ]
 
-    def _of_lanes(self, reduce: Reduce, own: str) -> list[Statement]:
-        """Four lanes share a line."""
-        other = Let("const float", "other", f"__shfl_xor_sync(0xffffffffu, {own}, lanes)")
-        combined = single_combine(reduce, own, "other")
-        return [For("for (int lanes = 1; lanes < 4; lanes *= 2)", (other, *combined), UNROLL)]
-
     def _finish(self) -> list[Statement]:
-        inside = self.access.inside({self.plan.cut.m: "m"})
-        found: list[Statement] = [Let("const int", "m", "first + own_m(i)")]
+        found: list[Statement] = []
         for reduce in self.reduced.reduces:
-            name = f"{reduce.names[0]}_all"
-            combined = single_combine(reduce, name, f"__ldcg(&{self._cell(reduce, 'tile')})")
-            over = For(f"for (int tile = tn; tile < blocks_n && {inside}; tile += 4)", tuple(combined), f"{UNROLL} 8")
-            found += [Let("float", name, single_identity(reduce)), over, *self._of_lanes(reduce, name)]
-        found += when(f"tn == 0 && {inside}", *self._made())
-        body = loop("i", "kThreadM", found)
+            found += self._combined(reduce, "tile", f"__ldcg(&{self._cell(reduce, 'tile')})", f"{UNROLL} 8")
+        end = f"min(first + kTileM, {self.access.size(self.plan.cut.m)})"
+        head = f"for (int m = first + 32 * beside + lane; m < {end}; m += 32 * kBeside)"
+        body = For(head, (*found, *self._made()))
         return [For("for (int first = line * kTileM; first < rows; first += kTickets * kTileM)", (body,))]

@@ -18,8 +18,8 @@ NEXT = Do("next_stage()")
 class Ring:
     """Its barriers lie behind the tiles in shared memory."""
 
-    def __init__(self, start: str, *, stores: bool) -> None:
-        self.start, self.stores = start, stores
+    def __init__(self, start: str, *, hands_on: bool) -> None:
+        self.start, self.hands_on = start, hands_on
 
     def set_up(self) -> list[Statement]:
         init: list[Statement] = [
@@ -27,7 +27,7 @@ class Ring:
             Do("mbarrier_init(&empty[stage], kWarps)", "a lane of each warp that multiplies"),
         ]
         made: list[Statement] = []
-        if self.stores:
+        if self.hands_on:
             init.append(Do("mbarrier_init(&made[stage], kWarps)"))
             made.append(Let(f"{BARRIER}* const", "made", "empty + kStages"))
         return [
@@ -67,20 +67,25 @@ class Ring:
         free = If("lane == 0", (Do("mbarrier_arrive(&empty[before])"),), alone=True)
         return [Do("int before = 0"), over_k, Do("wgmma_wait<0>()"), free]
 
-    def passed(self, made: Sequence[Statement], *, is_stored: bool) -> list[Statement]:
+    def passed(self, made: Sequence[Statement]) -> list[Statement]:
         """What a stage holds for results is read, and results are made there."""
-        what = "made" if is_stored else "empty"
-        fence = [Do("shared_fence()")] if is_stored else []
+        what = "made" if self.hands_on else "empty"
+        fence = [Do("shared_fence()")] if self.hands_on else []
         done = If("lane == 0", (Do(f"mbarrier_arrive(&{what}[stage])"),), alone=True)
         return [Do("mbarrier_wait(&full[stage], parity)"), *made, *fence, Do("__syncwarp()"), done, NEXT]
 
-    def stored(self, copies: Sequence[Statement]) -> list[Statement]:
-        """Results are stored; then the stage is free, as if each warp were done with it."""
+    def stored(self, copies: Sequence[Statement], *, warps: int) -> list[Statement]:
+        """Results are stored by one thread beside; when all of so many warps know of them, the stage is free, as if
+        each warp that multiplies were done with it.
+        """
+        stores: list[Statement] = [*copies, Do("tensor_stores_read()")] if copies else []
+        arrivals = "beside == 0 ? kWarps - kBeside + 1 : 1" if warps > 1 else "kWarps"
+        free = Do(f"mbarrier_arrive_for(&empty[stage], {arrivals})")
+        by_one = If("beside == 0 && lane == 0", tuple(stores))
+        by_each = If("lane == 0", (free,), alone=True)
         return [
             Do("mbarrier_wait(&made[stage], made_parity >> stage & 1)"),
             Set("made_parity", "1u << stage", "^="),
-            *copies,
-            Do("tensor_stores_read()"),
-            Do("mbarrier_arrive_for(&empty[stage], kWarps)"),
+            *([by_one, by_each] if warps > 1 else [If("lane == 0", (*stores, free))]),
             NEXT,
         ]

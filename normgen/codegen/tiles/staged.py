@@ -6,11 +6,11 @@ from normgen.codegen.module import Boxes, Param, Source
 from normgen.codegen.statements import Do, For, Let, Set, Statement, function, loop, setting, when
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import WIDTH, Epilogue
-from normgen.codegen.tiles.reduced import ReducedByWarps
+from normgen.codegen.tiles.reduced import ReducedByTiles, ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Store
-from normgen.schedule.tiles.wgmma import SWIZZLED, Wgmma
+from normgen.schedule.tiles.wgmma import BESIDE, SWIZZLED, Wgmma
 
 MAP = "const __grid_constant__ TensorMap"
 OF_COLUMNS = "for (int n = n0; n < n0 + kTileN; n += kPassN)"
@@ -26,7 +26,12 @@ class Passing:
         self.tensors = {step.tensor: place for place, step in places}
 
     def __bool__(self) -> bool:
-        return bool(self.tensors)
+        return self.fragment.pass_columns > 0
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether teams leave results for others: to be stored, or reduced."""
+        return bool(self.stores or self.fragment.cut.reduced)
 
     def constants(self) -> list[Let]:
         said = "columns of a tile that pass through a stage at a time behind the products"
@@ -52,7 +57,7 @@ class Passing:
         """Where in a stage a lane's pair lies, which is the same of each of them."""
         line = f"(j / 16 % (kPassN / {SWIZZLED}) * kTileM + own_m(i)) * {SWIZZLED}"
         body = Do(f"return stage * kStage + {line} + (j / 2 % 8 ^ tm % 8) * 8 + 2 * tn")
-        return [function("cell_of", "int i, int j", [body])] if self else []
+        return [function("cell_of", "int i, int j", [body])] if self.tensors else []
 
     def asked(self, ring: Ring) -> list[Statement]:
         """By the thread that asks for tiles: behind those of the sides a stage for each pass."""
@@ -65,9 +70,10 @@ class Passing:
         return [For(OF_COLUMNS, tuple(filled))]
 
     def stored(self, ring: Ring, over_k: For) -> list[Statement]:
-        """By the thread that has results stored."""
+        """By the warp beside the one that asks for tiles, or by all warps beside it."""
         boxes = [self._box("tensor_store({1}, {0})", store.tensor) for store in self.stores]
-        return [over_k, For(OF_COLUMNS, tuple(ring.stored(self._over_boxes(boxes))))]
+        warps = BESIDE if self.fragment.cut.reduced else 1
+        return [over_k, For(OF_COLUMNS, tuple(ring.stored(self._over_boxes(boxes), warps=warps)))]
 
     def _over_boxes(self, boxes: list[Statement]) -> list[Statement]:
         return [For(f"for (int at = 0; at < kPassN; at += {SWIZZLED})", tuple(boxes))] if boxes else []
@@ -80,9 +86,8 @@ class Passing:
 class StagedEpilogue(Epilogue):
     """Lanes have two columns side by side of every eighth: what does not pass through stages they read and write so."""
 
-    def __init__(self, access: TileAccess, passing: Passing, ring: Ring) -> None:
-        cut = access.plan.cut
-        super().__init__(access, ReducedByWarps(access, cut.reduced) if cut.reduced else None)
+    def __init__(self, access: TileAccess, passing: Passing, ring: Ring, reduced: ReducedText | None) -> None:
+        super().__init__(access, reduced)
         self.passing, self.ring = passing, ring
 
     @property
@@ -104,12 +109,13 @@ class StagedEpilogue(Epilogue):
         whole = when(inside_m if asks_m else "", *self._line(lines), *read, over_n)
         body = [Let("const int", "m", "m0 + own_m(i)"), *whole]
         made: list[Statement] = [loop("i", "kThreadM", body, unroll=UNROLL)]
+        start: list[Statement] = []
+        if isinstance(self.reduced, ReducedByTiles):
+            start, made = self.reduced.start(), [*made, *self.reduced.leave()]
         if self.passing:
-            passed = self.ring.passed(made, is_stored=bool(self.passing.stores))
-            made = [loop("pass", "kTileN / kPassN", passed, unroll=UNROLL)]
-        start, end_ = (self.reduced.start(), self.reduced.statements()) if self.reduced else ([], [])
+            made = [loop("pass", "kTileN / kPassN", self.ring.passed(made), unroll=UNROLL)]
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
-        return [*self._scalars([*self.plan.cut.epilogue, *finish]), *start, *made, *end_]
+        return [*self._scalars([*self.plan.cut.epilogue, *finish]), *start, *made]
 
     def _over_columns(self, body: list[Statement]) -> For:
         first, end = ("pass * (kPassN / 4)", "(pass + 1) * (kPassN / 4)") if self.passing else ("0", "kThreadN")

@@ -9,12 +9,13 @@ from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constan
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.fragment import Sides, SimtText
 from normgen.codegen.tiles.raster import Raster
+from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.ring import NEXT, Ring
 from normgen.codegen.tiles.side import UNROLL, MatrixSide
 from normgen.codegen.tiles.staged import MAP, Passing
 from normgen.program.ir import value_alone
 from normgen.schedule.tiles.fragment import DEEP, WARP
-from normgen.schedule.tiles.wgmma import LINES, TEAM, TICKETS, Wgmma
+from normgen.schedule.tiles.wgmma import BESIDE, LINES, TEAM, TICKETS, Wgmma
 
 
 class BoxSide(MatrixSide):
@@ -61,6 +62,7 @@ class WgmmaText(SimtText):
             constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time"),
             constant("kWarps", f"(kThreads - {TEAM}) / {WARP}", "that multiply: behind these a thread asks for tiles"),
             constant("kStage", f"({self._held}) * kTileK", "elements of a stage"),
+            constant("kBeside", str(BESIDE), "warps beside the one that asks"),
             constant("kTickets", str(TICKETS), "for lines of tiles"),
             *self.passing.constants(),
         ]
@@ -109,9 +111,17 @@ class WgmmaText(SimtText):
         return [*sides, *self.passing.params()]
 
     def work(
-        self, ring: Ring, over_k: Callable[[Sequence[Statement]], For], behind: Sequence[Statement]
+        self,
+        ring: Ring,
+        over_k: Callable[[Sequence[Statement]], For],
+        behind: Sequence[Statement],
+        reduced: ReducedText | None,
     ) -> list[Statement]:
-        """What the thread that asks does, and the warps that multiply; `behind`: what is made of a tile's sums."""
+        """What the thread that asks does, the warps beside it, and those that multiply.
+
+        behind   what is made of a tile's sums
+        reduced  reductions of the result
+        """
         sides = [side for side in self.sides if isinstance(side, BoxSide)]
         copies = [one for side in sides for one in side.copies_of_stage()]
         own = self.plan.fragment
@@ -125,14 +135,18 @@ class WgmmaText(SimtText):
             Gap(),
             *behind,
         ]
+        maps = [Do(f"prefetch_map(&{param.name})") for param in self.params()]
+        asks = (*maps, self.raster.over_tiles(asked))
         producer: list[Statement] = [
             Do(f"leave_registers<{own.left_registers}>()"),
-            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles(asked),)),
+            If(f"threadIdx.x == {WARP} * kWarps", asks),
         ]
-        if ring.stores:
-            stored = self.raster.over_tiles(self.passing.stored(ring, over_k([NEXT])))
+        if ring.hands_on:
+            combined = reduced.statements() if reduced else []
+            beside = self.raster.over_tiles([*self.passing.stored(ring, over_k([NEXT])), *combined])
             parity = Do("unsigned made_parity = 0", "of a stage's results: a bit for each")
-            producer.append(If(f"threadIdx.x == {WARP} * kWarps + {WARP}", (parity, stored)))
+            mine = Let("const int", "beside", "warp - kWarps - 1")
+            producer.append(If("warp > kWarps" if reduced else "warp == kWarps + 1", (mine, parity, beside)))
         consumer = [Do(f"take_registers<{own.most_registers}>()"), self.raster.over_tiles(tile)]
         return [
             *ring.state(),

@@ -17,7 +17,8 @@ COLUMNS = (64, 128, 256)  # along n
 SWIZZLED = 64  # elements of a slot's line: 128 bytes, within which pieces of 16 change places
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
 BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
-TICKETS = 64  # lines of tiles whose warps count each of their own; more lines share these
+BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
+TICKETS = 64  # for lines of tiles: more lines share these
 EFFICIENCY = 0.9  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
 PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
 # Of the result that an SM stores in a clock, with the exchange in front of that: on an H200 kernels of 128 x 256 tiles
@@ -106,7 +107,7 @@ class Wgmma(TensorCores):
 
     @property
     def ticket_bytes(self) -> int:
-        return 4 * TICKETS * 4 * self.teams
+        return 4 * TICKETS * BESIDE
 
     @property
     def barrier_bytes(self) -> int:
@@ -131,11 +132,11 @@ class Wgmma(TensorCores):
 
     @property
     def pass_columns(self) -> int:
-        """Of a tile, that pass through a stage at a time; 0: nothing does."""
+        """Of a tile, that pass through a stage at a time, also where nothing but reductions do; 0: nothing does."""
         places, columns = max(map(len, self.passing)), self.schedule.tile_n
         while columns * self.schedule.tile_m * self.held_bytes * places > self._stage_bytes:
             columns //= 2
-        return columns if places else 0
+        return columns if places or self.cut.reduced else 0
 
     @property
     def _stage_bytes(self) -> int:

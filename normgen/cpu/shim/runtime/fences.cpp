@@ -42,7 +42,9 @@ int64_t unseen_byte(uintptr_t address, size_t bytes) {
 
 }  // namespace
 
-Fence fence_now(const Fiber& fiber) { return Fence{tick(), fiber.block->barrier_clock, fiber.warp_clock}; }
+Fence fence_now(const Fiber& fiber) {
+  return Fence{tick(), fiber.block->barrier_clock, fiber.warp_clock, fiber.event};
+}
 
 // Whether an access by a thread of the cluster stands in front of `fence`, a fence of thread `owner`.
 bool is_within(uint64_t stamp, const Fence& fence, uint64_t owner) {

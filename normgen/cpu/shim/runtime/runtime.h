@@ -130,6 +130,7 @@ struct Fence {  // a thread's last one, and what stood before it: clocks up to w
   uint64_t clock = 0;    // of the thread itself
   uint64_t barrier = 0;  // of its block, by the last block barrier in front of the fence
   uint64_t warp = 0;     // of its warp, by the last __syncwarp in front of the fence
+  int event = -1;        // the last event in front of the fence since its block's last barrier: fences cover what it tells
 };
 
 // ---- shared memory shadow: one cell per byte ----
