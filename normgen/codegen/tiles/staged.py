@@ -69,11 +69,13 @@ class Passing:
         filled = ring.filled(f"{count}kTileM * kPassN * {held}" if boxes else "", self._over_boxes(boxes))
         return [For(OF_COLUMNS, tuple(filled))]
 
-    def stored(self, ring: Ring, over_k: For) -> list[Statement]:
+    def stored(self, ring: Ring) -> list[Statement]:
         """By the warp beside the one that asks for tiles, or by all warps beside it."""
         boxes = [self._box("tensor_store({1}, {0})", store.tensor) for store in self.stores]
         warps = BESIDE if self.fragment.cut.reduced else 1
-        return [over_k, For(OF_COLUMNS, tuple(ring.stored(self._over_boxes(boxes), warps=warps)))]
+        steps = f"({self.access.size(self.fragment.cut.k)} + kTileK - 1) / kTileK"
+        behind = Set("stage", f"(stage + {steps}) % kStages", comment="behind those of the sides")
+        return [behind, For(OF_COLUMNS, tuple(ring.stored(self._over_boxes(boxes), warps=warps)))]
 
     def _over_boxes(self, boxes: list[Statement]) -> list[Statement]:
         return [For(f"for (int at = 0; at < kPassN; at += {SWIZZLED})", tuple(boxes))] if boxes else []

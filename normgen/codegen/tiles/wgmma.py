@@ -10,7 +10,7 @@ from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.fragment import Sides, SimtText
 from normgen.codegen.tiles.raster import Raster
 from normgen.codegen.tiles.reduced import ReducedText
-from normgen.codegen.tiles.ring import NEXT, Ring
+from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, MatrixSide
 from normgen.codegen.tiles.staged import MAP, Passing
 from normgen.program.ir import value_alone
@@ -135,15 +135,13 @@ class WgmmaText(SimtText):
             Gap(),
             *behind,
         ]
-        maps = [Do(f"prefetch_map(&{param.name})") for param in self.params()]
-        asks = (*maps, self.raster.over_tiles(asked))
         producer: list[Statement] = [
             Do(f"leave_registers<{own.left_registers}>()"),
-            If(f"threadIdx.x == {WARP} * kWarps", asks),
+            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles(asked),)),
         ]
         if ring.hands_on:
             combined = reduced.statements() if reduced else []
-            beside = self.raster.over_tiles([*self.passing.stored(ring, over_k([NEXT])), *combined])
+            beside = self.raster.over_tiles([*self.passing.stored(ring), *combined])
             parity = Do("unsigned made_parity = 0", "of a stage's results: a bit for each")
             mine = Let("const int", "beside", "warp - kWarps - 1")
             producer.append(If("warp > kWarps" if reduced else "warp == kWarps + 1", (mine, parity, beside)))

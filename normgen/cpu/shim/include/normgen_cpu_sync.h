@@ -154,7 +154,6 @@ NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, 
 NORMGEN_INLINE void tensor_load(void* shared, const void* map, int element, int line, unsigned long long* mbarrier) {
   normgen_cpu_tensor_load(shared, static_cast<const unsigned long long*>(map), element, line, mbarrier);
 }
-NORMGEN_INLINE void prefetch_map(const void*) {}
 NORMGEN_INLINE void shared_fence() { normgen_cpu_mbarrier_fence(); }
 NORMGEN_INLINE void tensor_store(const void* map, int element, int line, const void* shared) {
   normgen_cpu_tensor_store(static_cast<const unsigned long long*>(map), element, line, shared);
