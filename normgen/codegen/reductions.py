@@ -194,6 +194,10 @@ class Run:
         """The state of no element."""
         return [Do(f"float {own} = {one}") for own, one in zip(self.own.values(), identities(self.reduce), strict=True)]
 
+    def reset(self) -> list[Statement]:
+        """The same of variables that are there."""
+        return [Set(own, one) for own, one in zip(self.own.values(), identities(self.reduce), strict=True)]
+
     def before_peeks(self) -> list[Statement]:
         assert self.vector is not None
         start = _renamed(self.vector.start, self.own, {}, self.prefix).texts[0]

@@ -18,8 +18,6 @@ WIDTH = "kWidth"  # elements of a vector of the result
 class Epilogue:
     """Rows of a thread's tile one after another, in each the vectors that it owns there."""
 
-    first = "n0 == 0 && tn == 0"  # who stores values of a line, which others have, too
-
     def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
         self.access, self.plan, self.reduced = access, access.plan, reduced
         cut = self.plan.cut
@@ -42,6 +40,11 @@ class Epilogue:
         """How a value's variable ends: e of an element, m of one for a whole line."""
         return "e" if self.n in self.axes[name] else "m" if self.axes[name] else "value"
 
+    @property
+    def first(self) -> str:
+        """Who stores values of a line, which others have, too."""
+        return "n0 == 0 && tn == 0"
+
     def sum_of(self, name: str) -> str:
         """A thread's sum of the element that is at hand."""
         return f"{name}_sum[i][j + e]"
@@ -63,7 +66,7 @@ class Epilogue:
         lines, elements = self.parts()
         inside_m, inside_n = self.inside
         vectors = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
-        over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
+        over_n = self._over_columns(vectors)
         start, end = (self.reduced.start_row(), self.reduced.end_row()) if self.reduced else ([], [])
         start += self._peeks(elements)
         body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
@@ -86,7 +89,11 @@ class Epilogue:
         before, after = ([one for run in runs for one in part(run)] for part in (Run.before_peeks, Run.after_peeks))
         vector = self._vector(steps, lambda reduce: found[reduce].peek(self.names))
         body = (Let("const int", "n", "n0 + own_n(j)"), *when(self.inside[1], *vector))
-        return [*before, For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", body, UNROLL), *after]
+        return [*before, self._over_columns(body), *after]
+
+    def _over_columns(self, body: Sequence[Statement]) -> For:
+        """A thread's vectors of a line, one after another."""
+        return For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", tuple(body), UNROLL)
 
     def _axes_of(self, step: Load | Map | Store | Reduce) -> set[str]:
         """Along which it is computed: reduced is each element."""
@@ -132,7 +139,7 @@ class Epilogue:
             match step:
                 case Load(name=name):
                     vec = self.access.vec(step.tensor, WIDTH)
-                    before.append(Let(f"const {vec}", f"{name}_vec", self.access.read(step.tensor, self.at, WIDTH)))
+                    before.append(Let(f"const {vec}", f"{name}_vec", self._read(step)))
                     elements.append(Let("const float", f"{name}_e", f"element({name}_vec, e)"))
                 case Map(name=name, expr=expr):
                     elements.append(Let("const float", f"{name}_e", Printer(self.names).text(expr)))
@@ -144,6 +151,14 @@ class Epilogue:
                     elements.append(Set(f"{tensor}_values[e]", self.names[value]))
                     after += self._write(step)
         return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
+
+    def _read(self, load: Load) -> str:
+        """A vector of what an epilogue reads."""
+        return self.access.read(load.tensor, self.at, WIDTH)
+
+    def _put(self, store: Store) -> str:
+        """A vector goes where it belongs."""
+        return f"write<Store>({self.access.address(store.tensor, self.at)}, {store.tensor}_vec)"
 
     def _write(self, store: Store) -> tuple[Statement, ...]:
         tensor = store.tensor
@@ -158,7 +173,7 @@ class Epilogue:
             *added,
             Do(f"{self.access.vec(tensor, WIDTH)} {tensor}_vec"),
             Do(f"pack({tensor}_vec, {tensor}_values)"),
-            Do(f"write<Store>({self.access.address(tensor, self.at)}, {tensor}_vec)"),
+            Do(self._put(store)),
         )
         if self.m not in self.axes[store.value]:
             write = (If("m0 == 0 && tm == 0 && i == 0", write),)

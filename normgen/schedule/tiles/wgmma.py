@@ -6,7 +6,7 @@ from functools import cached_property
 
 from normgen.device import Device
 from normgen.dtypes import F32, TF32, DType
-from normgen.knobs import Copy, Hold, LoadHint, SoftmaxMethod
+from normgen.knobs import Copy, Hold, LoadHint, SoftmaxMethod, StoreHint
 from normgen.program.ir import Load, Store, value_alone
 from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.fragment import DEEP_BYTES, PIECE_BYTES, TENSOR_TYPES, VECTOR, WARP, TensorCores
@@ -16,14 +16,16 @@ TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
 COLUMNS = range(64, 257, 32)  # along n: as many as let the tiles of a result come out even on the SMs
 LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
-WORD = 2  # bytes of what lanes exchange two of at a time
+BOX = 64  # columns of a box of what passes through stages: a line of 16 bits
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
-BARRIERS = 2  # of a stage: it is full, it is free again
+BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
+BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
+TICKETS = 64  # for lines of tiles: more lines share these
 EFFICIENCY = 0.8  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
 SHARING = 3500  # clocks of a cluster more than those of one that hands sums on behind its tiles
 PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
-# Of the result that an SM stores in a clock, with the exchange in front of that: on an H200 kernels of 128 x 256 tiles
-# that store nothing take 7 % less at 2048^3 in bf16, and 4 % less at 4096^3.
+# Of the result that an SM stores in a clock: on an H200 kernels of 128 x 256 tiles that store nothing take 7 % less at
+# 2048^3 in bf16, and 4 % less at 4096^3.
 STORED_BYTES = 24
 
 
@@ -31,8 +33,10 @@ class Wgmma(TensorCores):
     """Slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
 
     Blocks stay, one on each SM, and go from tile to tile, or share one: a thread of its own asks for boxes of both
-    sides as stages get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
-    every eighth column, of lines 8 apart; before they are stored, lanes exchange them for whole pieces of 8.
+    sides as stages get free, while teams multiply, or work on what is behind the products. A lane owns two elements
+    side by side of every eighth column, of lines 8 apart. What is as large as the result passes through stages, too:
+    the thread that asks brings it while the last products are under way, teams put results in its place, and another
+    thread has the copy engine store them.
     Float32 that a formula rounds to TF32 the copy engine rounds on its way, to nearest, ties to even.
     """
 
@@ -59,8 +63,8 @@ class Wgmma(TensorCores):
             return self.untensored
         if any(not self.is_copied(slot, side) for side in cut.sides for slot in side.slots):
             return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
-        if cut.ahead or cut.riding or cut.reduced:
-            return "blocks that go from tile to tile reduce nothing beside their products: fragment = mma"
+        if cut.ahead or cut.riding:
+            return "blocks that go from tile to tile reduce nothing of their sides: fragment = mma"
         if any(t.kind.by_batch for t in self.problem.tensors):
             return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
         if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":
@@ -87,7 +91,7 @@ class Wgmma(TensorCores):
         return self.dtype is TF32
 
     def _of_tiles(self) -> str | None:
-        s = self.schedule
+        s, cut = self.schedule, self.cut
         if s.hold is not Hold.SHARED or s.copy is not Copy.BULK:
             return "tiles are multiplied where the copy engine has put them: hold = shared and copy = bulk"
         if s.vector != self.whole:
@@ -103,6 +107,8 @@ class Wgmma(TensorCores):
             return "a stage is multiplied while others are on their way: stages = 2 or more"
         if s.load is not LoadHint.DEFAULT:
             return "boxes of the copy engine carry no cache hint here: load = default"
+        if s.cluster > 1 and cut.reduced:
+            return "blocks that share a tile reduce no rows of it: cluster = 1"
         if s.blocks_per_sm:
             return "a block stays on each SM: blocks_per_sm = 0"
         return None
@@ -121,28 +127,47 @@ class Wgmma(TensorCores):
         return self.most_registers
 
     @property
+    def ticket_bytes(self) -> int:
+        return 4 * TICKETS * BESIDE
+
+    @property
     def barrier_bytes(self) -> int:
         return 8 * BARRIERS * self.schedule.stages
 
     def piece(self, axis: str) -> int:
-        return 1 if axis == self.cut.m else 2 if self.exchanges_results else VECTOR
+        return 1 if axis == self.cut.m else 2
 
     @cached_property
-    def exchanges_results(self) -> bool:
-        """Whether lanes exchange what they store rather than their sums, which are twice as many words.
+    def passing(self) -> tuple[tuple[Load, ...], tuple[Store, ...]]:
+        """What passes through stages behind the products, as far as one has room: loads, and stores in their places.
 
-        What they compute of each element for itself is all of 16 bits then, and nothing as large as the result is read.
+        Of 16 bits, in tiles of whole boxes; blocks that share a tile have the sums of others in their stages.
         """
-        if self.held_bytes != WORD:
-            return False
-        columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and self.cut.n in s.kind.axes]
-        stores = [s for s in columns if isinstance(s, Store)]
-        reads = any({*s.kind.axes} == self.result for s in columns if isinstance(s, Load))
-        return not reads and all(map(self._is_of_words, stores))
+        s = self.schedule
+        if self.held_bytes * BOX != LINE_BYTES or s.tile_n % BOX or s.cluster > 1:
+            return (), ()
+        columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and {*s.kind.axes} == self.result]
+        room = self._stage_bytes // (s.tile_m * LINE_BYTES)
+        loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor)]
+        stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
+        return tuple(loads[:room]), tuple(stores[:room]) if s.store is StoreHint.DEFAULT else ()
 
-    def _is_of_words(self, store: Store) -> bool:
-        is_whole = {*store.kind.axes} == self.result and not store.accumulate
-        return is_whole and self.problem.tensor(store.tensor).dtype.bytes == self.held_bytes
+    def _is_box(self, tensor: str) -> bool:
+        use = self.problem.tensor(tensor)
+        return use.dtype.bytes == self.held_bytes and not use.may_be_null
+
+    @property
+    def pass_columns(self) -> int:
+        """Of a tile, that pass through a stage at a time, also where nothing but reductions do; 0: nothing does."""
+        places, columns = max(map(len, self.passing)), self.schedule.tile_n
+        if not places:
+            return columns if self.cut.reduced else 0
+        most = self._stage_bytes // (self.schedule.tile_m * self.held_bytes * places)
+        return max(found for found in range(BOX, columns + 1, BOX) if columns % found == 0 and found <= most)
+
+    @property
+    def _stage_bytes(self) -> int:
+        return sum(self.slot_bytes(side) * len(side.slots) for side in self.cut.sides)
 
     @property
     def result(self) -> set[str]:
@@ -184,7 +209,7 @@ class Wgmma(TensorCores):
 
     @property
     def read_clocks(self) -> float:
-        """Of shared memory: factors of each instruction, of whose left lines, on an H200, about half take their time."""
+        """Of shared memory: factors of each instruction; on an H200 about half of the left lines take their time."""
         s = self.schedule
         each = (LINES / 2 + s.tile_n) * DEEP_BYTES / 128
         return self.teams * self.instructions * each
