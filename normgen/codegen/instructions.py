@@ -6,6 +6,7 @@ import textwrap
 
 WGMMA_COLUMNS = range(64, 257, 32)
 _WGMMA = {"bf16": ("bf16", 16, ", 0, 0"), "f16": ("f16", 16, ", 0, 0"), "tf32": ("TF32", 8, "")}
+_PARAMETERS = "float* sums, const void* left, const void* right, bool more"
 _WIDTH = 120
 
 
@@ -17,9 +18,9 @@ def made() -> dict[str, str]:
 def _wgmma(dtype: str, said: str, deep: int, ends: str) -> str:
     """`ends`: behind the signs of both sides, whether they are transposed, which 16 bits can be."""
     said = (
-        f"Four warps multiply 64 lines and kColumns lines of {deep} factors in {said}, both in shared memory, and add the "
-        "products to 64 x kColumns sums, or put them in their place. A lane has four of these for each 8 columns: two side "
-        "by side, from 2 (lane % 4) on, of line 16 (warp % 4) + lane / 4, and the same 8 lines further on."
+        f"Four warps multiply 64 lines and kColumns lines of {deep} factors in {said}, both in shared memory, and add "
+        "the products to 64 x kColumns sums, or put them in their place. A lane has four of these for each 8 columns: "
+        "two side by side, from 2 (lane % 4) on, of line 16 (warp % 4) + lane / 4, and the same 8 lines further on."
     )
     return "\n".join(
         [
@@ -27,7 +28,7 @@ def _wgmma(dtype: str, said: str, deep: int, ends: str) -> str:
             '#include "wgmma.cuh"\n',
             *textwrap.wrap(said, _WIDTH, initial_indent="// ", subsequent_indent="// "),
             "template <int kColumns>",
-            f"__device__ __forceinline__ void wgmma_{dtype}(float* sums, const void* left, const void* right, bool more) {{",
+            f"__device__ __forceinline__ void wgmma_{dtype}({_PARAMETERS}) {{",
             '  static_assert(kColumns % 32 == 0 && kColumns >= 64 && kColumns <= 256, "columns of a wgmma");',
             "  const unsigned long long a = wgmma_lines(left), b = wgmma_lines(right);",
             *(_of_columns(dtype, deep, ends, columns) for columns in WGMMA_COLUMNS),
