@@ -151,13 +151,14 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     header.check()
 
 
-def of_teams(folder: Path) -> str:
+def of_teams(folder: Path, op: str = "linear", dtype: str = "bf16") -> str:
     """The header of a kernel of teams, in a file of the folder; its name."""
-    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, "vector": 8, "tile_k": 64}
+    words = {"vector": 8, "tile_k": 64} if dtype == "bf16" else {"vector": 4, "tile_k": 32}
+    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, **words}
     teams = schedule_from({**knobs, "tile_m": 128, "tile_n": 256, "thread_m": 2, "thread_n": 64})
-    asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}}
-    made = record(load("linear"), shape="4096x4096", inner=4096, schedule=teams, **asked)
-    (header,) = headers_of([made], spec=load("linear"))
+    asked: dict[str, Any] = {"dtype": dtype, "layout": {"w": "cols_inner"}}
+    made = record(load(op), shape="4096x4096", inner=4096, schedule=teams, **asked)
+    (header,) = headers_of([made], spec=load(op))
     return put(header, folder).name
 
 
@@ -171,10 +172,21 @@ def test_a_header_of_teams_encodes_tensor_maps_of_a_calls_pointers_for_as_many_b
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_a_header_of_tf32_has_the_copy_engine_round(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path, "linear_tf32", "f32")).read_text()
+    assert "status = encode(&x_map, call.x, call.x_pitch, call.inner, call.rows, 32, 128, 11, 4);" in text
+    assert "status = encode(&w_map, call.w, call.w_pitch, call.inner, call.cols, 32, 256, 11, 4);" in text
+    assert "tiled(map, kind, 2, const_cast<void*>(address)" in text
+    assert "{size(bytes * pitch)}" in text
+
+
 @needs_nvcc
-def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("op", "dtype"), [("linear", "bf16"), ("linear_tf32", "f32")])
+def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(
+    tmp_path: Path, op: str, dtype: str
+) -> None:
     use = tmp_path / "use.cu"
-    use.write_text(f'#include "{of_teams(tmp_path)}"\nint main() {{}}\n')
+    use.write_text(f'#include "{of_teams(tmp_path, op, dtype)}"\nint main() {{}}\n')
     target = "arch=compute_90a,code=sm_90a"
     done = nvcc("-gencode", target, "-o", tmp_path / "program", use)
     assert done.returncode == 0, done.stderr
