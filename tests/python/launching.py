@@ -294,7 +294,8 @@ class _Launched:
         (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
         sizes = {**self._values, (Source.INNER, ""): self._problem.sizes.inner}
         pointer, pitch = (self._values[source, param.key] for source in (Source.TENSOR, Source.PITCH))
-        return array("q", [pointer or 0, 2 * pitch, sizes[line, ""], sizes[along, ""], elements, lines]).tobytes()
+        matrix = [pointer or 0, param.boxes.element_bytes * pitch, sizes[line, ""], sizes[along, ""]]
+        return array("q", [*matrix, elements, lines, param.boxes.element_type]).tobytes()
 
     def _kernel(self, number: int) -> Any:
         """The program runs with the arguments of all its kernels once the last of them is launched."""

@@ -115,14 +115,25 @@ class SimtText:
         return [function("multiply", stage, [*rescale, over_k])]
 
     def _step(self) -> list[Statement]:
-        """A step's products of a thread."""
+        """A step's products of a thread.
+
+        A product reads one register of each of two banks in a clock, beside one that the product before has read. With
+        k in the same order for all lines, sums of one bank wait half of the time: on an H200 f32 at 4096^3 in torch's
+        order then takes 3143 us instead of 3018.
+        """
         left, right = self.sides
         i, j = (partial(loop, index, f"kThread{x}", unroll=UNROLL) for x, index in (("M", "i"), ("N", "j")))
         if not self.plan.reads_pieces_of_k:
             return [*left.read_parts(), *right.read_parts(), i([j(self.products())])]
         if left.lies_deep and right.lies_deep:  # a line at a time, of which a thread has registers for one
             line = [Do(f"float {name}_line[kPieceK]") for name in right.slots.values()]
-            over = loop("e", "kPieceK", [i(self.products("_part[i][e]", "_line[e]"))], unroll=UNROLL)
+            at = Let(
+                "const int",
+                "at",
+                "e ^ j % 2",
+                "of odd lines in another order: their sums lie in the other bank of registers",
+            )
+            over = loop("e", "kPieceK", [at, i(self.products("_part[i][at]", "_line[at]"))], unroll=UNROLL)
             return [*left.read_parts(), j([*line, *right.read_line("j", "_line"), over])]
         deep, flat = (left, right) if left.lies_deep else (right, left)
         names = ("_part[i][e]", "_part[j]") if left.lies_deep else ("_part[i]", "_part[j][e]")
