@@ -30,7 +30,9 @@ def cut(_: Problem, s: Schedule, __: Device) -> str | None:
     if not 32 <= s.threads <= 1024:
         rule = "tile_m / thread_m x tile_n / thread_n is 32 to 1024 threads a block"
         return f"{rule}; here they are {s.threads}"
-    if s.fragment is not Fragment.WGMMA and (odd := next((n for n in ("tile_n", "thread_n") if not is_power(s, n)), "")):
+    if s.fragment is not Fragment.WGMMA and (
+        odd := next((n for n in ("tile_n", "thread_n") if not is_power(s, n)), "")
+    ):
         return f"lanes of a warp share powers of two: {odd} = {getattr(s, odd)} is of teams, fragment = wgmma"
     return None
 
@@ -159,7 +161,9 @@ def parts(problem: Problem, s: Schedule, device: Device) -> str | None:
     if plan.part * (s.cluster - 1) >= problem.sizes.along(cut.k):
         return f"each block of a cluster has a part of {cut.k}, whole tiles of {s.tile_k}: a smaller cluster, or tile_k"
     if plan.hands_in_slots and plan.handed_floats > plan.slots_floats:
-        return f"{4 * plan.handed_floats} bytes of other blocks' sums take the place of tiles: more stages, or cluster = 1"
+        return (
+            f"{4 * plan.handed_floats} bytes of other blocks' sums take the place of tiles: more stages, or cluster = 1"
+        )
     return None
 
 

@@ -17,6 +17,7 @@ COLUMNS = range(64, 257, 32)  # along n: as many as let the tiles of a result co
 SWIZZLED = 64  # elements of a slot's line: 128 bytes, within which pieces of 16 change places
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
 BARRIERS = 2  # of a stage: it is full, it is free again
+# EFFICIENCY, SHARING, `l2_bytes` and `wait` are fitted to 64 and 256 rows on an H200 (tests/data/few_rows.json.xz).
 EFFICIENCY = 0.8  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
 SHARING = 3500  # clocks of a cluster more than those of one that hands sums on behind its tiles
 PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
@@ -29,8 +30,9 @@ class Wgmma(TensorCores):
     """16 bits in slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
 
     Blocks stay, one on each SM, and go from tile to tile, or share one: a thread of its own asks for boxes of both
-    sides as stages get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
-    every eighth column, of lines 8 apart; before they are stored, lanes exchange them for whole pieces of 8.
+    sides as stages get free, while teams multiply, or work on what is behind the products. A lane owns two elements
+    side by side of every eighth column, of lines 8 apart; before they are stored, lanes exchange them for whole pieces
+    of 8.
     """
 
     producers = TEAM
@@ -44,7 +46,7 @@ class Wgmma(TensorCores):
     lanes = (8, 4)
     busy_warps = 1
     step_clocks = 0
-    l2_bytes = 67.0  # this, `wait` and SHARING are fitted to 64 and 256 rows on an H200 (tests/data/few_rows.json.xz)
+    l2_bytes = 67.0
 
     def refusal(self) -> str | None:
         return self._of_program() or self._of_tiles()
@@ -161,7 +163,7 @@ class Wgmma(TensorCores):
 
     @property
     def read_clocks(self) -> float:
-        """Of shared memory: factors of each instruction, of whose left lines, on an H200, about half take their time."""
+        """Of shared memory: factors of each instruction; on an H200 left lines count about half."""
         s = self.schedule
         each = (LINES / 2 + s.tile_n) * DEEP * self.held_bytes / 128
         return self.teams * self.instructions * each
