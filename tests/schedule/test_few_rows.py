@@ -27,7 +27,7 @@ KEPT: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes()))
 PROBLEMS = {f"{one['shape']} {one['inner']}, run {one['run']}": one for one in KEPT["problems"]}
 # 64 and 256 rows of the widths that the change log names, after the last change of the text
 NAMED = [name for name, one in PROBLEMS.items()
-         if one["run"] == 2 and one["shape"] != "64x4096" and one["shape"].partition("x")[0] in ("64", "256")]  # fmt: skip
+         if one["run"] == 2 and one["shape"] != "64x4096" and one["shape"].split("x")[0] in ("64", "256")]  # fmt: skip
 NAMED.append("64x4096 14336, run 2")
 
 
