@@ -21,6 +21,7 @@ ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied 
 BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
 BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
 TICKETS = 64  # for lines of tiles: more lines share these
+# EFFICIENCY, SHARING, `l2_bytes` and `wait` are fitted to 64 and 256 rows on an H200 (tests/data/few_rows.json.xz).
 EFFICIENCY = 0.8  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
 SHARING = 3500  # clocks of a cluster more than those of one that hands sums on behind its tiles
 PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
@@ -50,7 +51,7 @@ class Wgmma(TensorCores):
     lanes = (8, 4)
     busy_warps = 1
     step_clocks = 0
-    l2_bytes = 67.0  # this, `wait` and SHARING are fitted to 64 and 256 rows on an H200 (tests/data/few_rows.json.xz)
+    l2_bytes = 67.0
 
     def refusal(self) -> str | None:
         return self._of_program() or self._of_tiles()
