@@ -117,6 +117,14 @@ def test_teams_own_their_part_of_any_tile(way: str) -> None:
             assert not ran(CASES[name], program, sizes, pad=8, seed=2), (name, sizes)
 
 
+@pytest.mark.parametrize("name", ["results in two places and reduced", "values of lines and columns to 16 bits"])
+def test_results_pass_in_any_number_of_passes(name: str) -> None:
+    """Two of each tile, one of two boxes; more lines of tiles than tickets."""
+    for way, sizes in (("broadest", (200, 72, 520)), ("broad", (130, 72, 200)), ("a team", (4200, 8, 72))):
+        [program] = build_many([CASES[name].module(sizes, WAYS[way])])
+        assert not ran(CASES[name], program, sizes, pad=8, seed=3), way
+
+
 # Tiles of 128 x 64: 3 x 2, four of k, on four blocks; a group of lines of tiles and a part of one; one of each.
 SIZES: tuple[Sizes, ...] = ((328, 200, 72), (2184, 8, 16), (72, 104, 72))
 # ... 1 x 3 and 3 x 2 of 128 x 256, on four blocks; 66 lines of tiles, of which there are tickets for 64.
