@@ -15,6 +15,7 @@ TILES = (
 TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_teams_own_their_part_of_any_tile",
     "tests/codegen/tiles/test_wgmma.py::test_a_kernel_is_right_on_both_sides_of_every_edge",
+    "tests/codegen/tiles/test_wgmma.py::test_results_pass_in_any_number_of_passes",
     "tests/schedule/test_tiles.py",
 )
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)

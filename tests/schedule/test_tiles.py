@@ -208,7 +208,7 @@ def test_what_teams_own_and_what_slots_hold_follow_from_the_tile() -> None:
 
 
 def test_what_passes_through_stages_is_what_one_has_room_for() -> None:
-    """Loads and stores of 16 bits and of the result's size; a stage of 128 x 256 has 48 KiB, 128 columns of these 32."""
+    """Loads and stores of 16 bits and of the result's size: of 48 KiB of a 128 x 256 stage 128 columns take 32."""
 
     def passing(problem: Problem, **knobs: Any) -> tuple[list[str], list[str], int]:
         own = tile_problem_plan(problem, schedule_from(WGMMA | knobs)).fragment

@@ -74,9 +74,9 @@ def each_value(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
 
 @cache
 def values_of(dtype: str) -> tuple[Schedule, ...]:
-    """Those of both fragments: an older device has the other one."""
+    """Those of all fragments: an older device has the one of threads alone."""
     spaces = (space(one("linear", 160, dtype), device).legal for device in (H200, target("t4")))
-    return (RELOAD, STREAM, EARLY, *each_value(schedule for legal in spaces for schedule in legal))
+    return (RELOAD, STREAM, EARLY, TEAM, *each_value(schedule for legal in spaces for schedule in legal))
 
 
 def ways(problem: Problem) -> list[Schedule]:
