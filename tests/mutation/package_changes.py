@@ -1097,7 +1097,7 @@ CHANGES: tuple[Change, ...] = (
         ('"cluster_rank() * kPartK"', '"0"'),
         ('"kParts - 1"', '"kParts - 2"'),
         ("(cluster_rank() - 1) * kLeft", "cluster_rank() * kLeft"),
-        ('Do("cluster_arrive()"),', ""),
+        ('tuple(left)),\n            Do("cluster_arrive()"),', "tuple(left)),"),
     ),
     *changes(
         "codegen/tiles/epilogue.py",
@@ -1204,7 +1204,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/wgmma.py",
         TEAMS,
-        ("k0 + step > 0", "k0 > 0"),
+        ("k0 + step > {begin}", "k0 > {begin}"),
         ("loads[own.source(slot)] for slot in self.slots]", "self.side.loads[0].tensor for _ in self.slots]"),
         ('.removeprefix("1 * ")', '.removeprefix("2 * ").removeprefix("1 * ")'),
     ),
@@ -1214,7 +1214,7 @@ CHANGES: tuple[Change, ...] = (
         ("return 8 * BARRIERS * self.schedule.stages", "return 8 * self.schedule.stages"),
         ("self._is_box(s.tensor) and not s.accumulate]", "self._is_box(s.tensor)]"),
         ("held_bytes and not use.may_be_null", "held_bytes"),
-        ("* self.held_bytes * places > self._stage_bytes", "* self.held_bytes > self._stage_bytes"),
+        ("* self.held_bytes * places)", "* self.held_bytes)"),
         ("return 4 * TICKETS * BESIDE", "return 4 * BESIDE"),
         ("or self.teams > 2", ""),
         ("if cut.ahead or cut.riding:", "if cut.ahead:"),
@@ -1244,12 +1244,11 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "schedule/tiles/wgmma.py",
         WORDS,
-        ("if self.held_bytes != WORD:", "if False:"),
+        ("if self.held_bytes * BOX != LINE_BYTES or s.tile_n", "if s.tile_n"),
         ("found.dtype in self.moved and", ""),
         ("return (F32,) if self.rounds else TENSOR_TYPES", "return (F32, *TENSOR_TYPES)"),
     ),
     *changes("codegen/module.py", WORDS, ("return 11 if self.rounds else 1", "return 1")),
-    *changes("codegen/tiles/exchanged.py", WORDS, ("{'j - piece + e' if self.in_parts else 'e'}", "e")),
     *changes(
         "schedule/tiles/rules.py",
         ("tests/schedule/test_tiles.py",),

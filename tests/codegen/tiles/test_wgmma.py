@@ -160,6 +160,8 @@ MISSED_BY_FOUR = [
     ("if (cluster_rank() > 0) return;", ""),
 ]
 MISSED = {"four": MISSED_BY_FOUR, "two of two teams": MISSED_BY_TWO}
+
+
 @pytest.mark.parametrize("name", ["results in two places and reduced", "values of lines and columns to 16 bits"])
 def test_results_pass_in_any_number_of_passes(name: str) -> None:
     """Two of each tile, one of two boxes; more lines of tiles than tickets."""
