@@ -14,7 +14,7 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import BF16, DTYPES, F16, F32, DType
 from normgen.errors import ProgramError
-from normgen.knobs import Copy, Fragment, Hold, SoftmaxMethod
+from normgen.knobs import Copy, Fragment, Hold
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load
 from normgen.schedule.schedule import Schedule
@@ -264,8 +264,6 @@ class Mma(TensorCores):
 
     def refusal(self) -> str | None:
         s = self.schedule
-        if s.softmax is SoftmaxMethod.ONLINE:
-            return "a factor that waits for a maximum which moves is rounded anew by each move: softmax = two_pass"
         if self.untensored:
             return self.untensored
         if s.copy is Copy.CP_ASYNC and s.vector < 2:
