@@ -9,10 +9,9 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.fragment import SimtText
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.program.ir import Load
-from normgen.schedule.tiles.fragment import ACROSS, PAD, VECTOR, WARP
+from normgen.schedule.tiles.fragment import ACROSS, K_LANES, PAD, VECTOR, WARP
 
 LINES = 8  # of a matrix
-K_LANES = 4  # lanes that share a line
 # Vectors of a lane that are multiplied, then asked for, together: 128 bytes of a line. Memory gives the two halves of
 # these 1.1 times as fast if they are asked for one after the other (4096 -> 28672, H200).
 TOGETHER = 2

@@ -2,7 +2,8 @@
 
 simt   a thread multiplies factors of its own, which it reads as floats, a piece at a time
 mma    the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores: they
-       read them of shared memory, or with hold = reload straight from memory
+       read them of shared memory, or with hold = reload straight from memory; with hold = registers they make those of
+       the left side of what they read straight from memory
 wgmma  the lanes of four warps multiply 64 lines by up to 256 columns, which lie in shared memory (wgmma.py)
 
 Either way the lanes of a warp are a rectangle, and a lane owns pieces of the result's lines, equally far apart along m
@@ -28,6 +29,9 @@ TENSOR_TYPES = (F16, BF16)
 FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
+K_LANES = 4  # lanes that share a line along k
+TOGETHER = 8  # of a thread's columns, what it reads of the other side while it multiplies as many
+ELEMENT, EXPONENTIAL = 3, 8  # instructions of a thread for an element that it makes a factor of
 ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
 MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
@@ -324,6 +328,52 @@ class Mma(TensorCores):
     def _reads(self, side: Side) -> float:
         """Reads of four matrices by a warp for a step of 16 along k."""
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
+
+
+class Made(Mma):
+    """Lanes make the left side's factors, in registers, of lines that they read once; the other side is as in `Mma`.
+
+    A lane reads 16 bytes of a line along k, which are its elements of two steps of the instruction: which k a lane has
+    is free, as long as the lines across k of the other side come in the same order.
+    """
+
+    def refusal(self) -> str | None:
+        s, cut = self.schedule, self.cut
+        if why := super().refusal():
+            return why
+        if s.copy is not Copy.CP_ASYNC or s.stages < 2:
+            return "beside factors in registers the other side's tiles come by cp.async: copy = cp_async, stages = 2"
+        loads = [load for load in cut.left.loads if load.kind.axes]
+        if any(not load.kind.is_matrix or self.problem.tensor(load.tensor).dtype.bytes != 2 for load in loads):
+            return "a lane makes factors of 16 bytes of a line, of tensors of 16 bits that lie along it: hold = shared"
+        if not self.lies_deep(cut.left) or self.lies_deep(cut.right):
+            return f"lanes read lines along {cut.k} of the side of {cut.m}, and across it of the other: hold = shared"
+        if s.vector != VECTOR:
+            return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"
+        return None
+
+    @property
+    def factors(self) -> int:
+        """Of a tile those that a lane has made, and what it reads for the next one; of the other side those of a part
+        of a step and of the next part; of each line its maximum, by what that moved, and what rides along.
+        """
+        s, cut = self.schedule, self.cut
+        loads = sum(bool(load.kind.axes) for load in cut.left.loads)
+        line = s.tile_k // 8 * (len(cut.left.slots) + loads) + len(cut.left.riding) + 2 * len(cut.ahead)
+        return s.thread_m * line + 2 * TOGETHER * len(cut.right.slots)
+
+    @property
+    def read_clocks(self) -> float:
+        warps = -(-self.schedule.threads // WARP)
+        return warps * self.schedule.tile_k / DEEP * 4 * self._reads(self.cut.right)
+
+    @property
+    def instructions(self) -> float:
+        """Products, reads of the other side, and of each element what makes a factor of it."""
+        s, cut = self.schedule, self.cut
+        products = s.thread_m * s.thread_n // 4 * len(cut.sums)
+        element = ELEMENT * len(cut.left.loads) + EXPONENTIAL * len(cut.ahead)
+        return s.tile_k / DEEP * (products + self._reads(cut.right)) + s.tile_k / 4 * s.thread_m * element
 
 
 class Streamed(TensorCores):
