@@ -181,7 +181,7 @@ class TileKernel:
         return self.moving.shared() if self.moving else self.looks.shared()
 
     def ahead(self) -> list[Statement]:
-        return self.moving.start() if self.moving else self.looks.statements()
+        return [*self.moving.stop(), *self.moving.start()] if self.moving else self.looks.statements()
 
     # ---- the loop over k ---------------------------------------------------------------------------------------
 
@@ -248,11 +248,11 @@ class TileKernel:
 
     def over_k(self, body: Sequence[Statement]) -> For:
         k = self.plan.cut.k
-        return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.end(k)}; k0 += kTileK)", tuple(body))
+        return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.stop(k)}; k0 += kTileK)", tuple(body))
 
     def through_registers(self) -> list[Statement]:
         """The next tile is on its way in registers while this one is multiplied."""
-        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.stop))
         more = f"{end} - k0 > kTileK"
         ahead = If(more, (Do("fetch(k0 + kTileK)"),), alone=True)
         if self.stages == 1:
@@ -270,7 +270,7 @@ class TileKernel:
 
     def past_registers(self) -> list[Statement]:
         """kStages - 1 tiles are on their way while one is multiplied; of a side in registers the next one."""
-        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.stop))
         ride = [statement for side in self.copied for statement in side.ride_behind()]
         more = f"{end} - k0 > kTileK"
         ahead: list[Statement] = [If(more, (Do("fetch(k0 + kTileK)"),), alone=True)] if self.fetching else []

@@ -99,6 +99,24 @@ class MovingMaximum:
     def shared(self) -> list[Statement]:
         return [Let("float* const", "moved", "reinterpret_cast<float*>(dynamic_shared()) + kSlots")]
 
+    def stop(self) -> list[Statement]:
+        """Where tiles end that some row of the tile has a number in."""
+        if self.plan.last is None:
+            return []
+        access, m, k = self.side.access, self.plan.cut.m, self.plan.cut.k
+        last = Printer(access.numbers({m: "(m0 + line)"})).whole(self.plan.last)
+        over = For(f"for (int line = threadIdx.x % {LANES}; line < kTileM; line += {LANES})",
+                   (Set("k_stop", f"max(k_stop, {last} + 1)"),))  # fmt: skip
+        other = Set("k_stop", "max(k_stop, __shfl_xor_sync(0xffffffffu, k_stop, lanes))")
+        return [
+            Comment("No row of the tile has a number from here on."),
+            Do("int k_stop = 0"),
+            over,
+            For(f"for (int lanes = {LANES // 2}; lanes > 0; lanes /= 2)", (other,), UNROLL),
+            Set("k_stop", f"min(k_stop, {access.end(k)})"),
+            Gap(),
+        ]
+
     def start(self) -> list[Statement]:
         """A thread's rows are the same in all tiles."""
         i, rows = self.row

@@ -23,10 +23,12 @@ from functools import lru_cache
 
 from normgen.dtypes import DTYPES
 from normgen.errors import ProgramError
+from normgen.problem.problem import Problem
+from normgen.program.functions import ROW
 from normgen.program.ir import Load, Map, Reduce, Store, used_names
 from normgen.program.monoid import MAX, SUM
 from normgen.program.trees import is_minus, operands, replaced
-from normgen.schedule.tiles.cut import Contraction
+from normgen.schedule.tiles.cut import Contraction, contraction
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power
 from normgen.spec.functions import INFINITY
 
@@ -40,6 +42,7 @@ class Moving:
     """The maximum, the function that its exponentials are of, and the names of the sums that move with it.
 
     hidden  the sum that is 0 of a row of nothing but -inf alone, if the kernel has to ask
+    last    of a row, the last k whose number is not -inf, whatever is read: a whole number; None: no such bound
     """
 
     top: Reduce
@@ -47,6 +50,7 @@ class Moving:
     dots: tuple[str, ...]
     sums: tuple[str, ...]
     hidden: str
+    last: Expression | None
 
 
 @lru_cache(maxsize=1024)
@@ -70,7 +74,8 @@ def moving_maximum(cut: Contraction) -> Moving:
         if why:
             raise ProgramError(f"{_RULE}{why}")
     (exponential,) = found.functions
-    return Moving(top, exponential, dots, sums, hidden)
+    is_all = len(moved) == len((*cut.sums, *cut.riding))  # what does not know the maximum sums other terms, too
+    return Moving(top, exponential, dots, sums, hidden, _last_of(cut, top) if is_all else None)
 
 
 def moves(cut: Contraction) -> bool:
@@ -80,6 +85,28 @@ def moves(cut: Contraction) -> bool:
     except ProgramError:
         return False
     return True
+
+
+def leaves_out(problem: Problem) -> bool:
+    """Whether a kernel of the problem may leave out terms behind the last one of each row."""
+    try:
+        return moving_maximum(contraction(problem)).last is not None
+    except ProgramError:  # of no product, or of none of a softmax
+        return False
+
+
+def _last_of(cut: Contraction, top: Reduce) -> Expression | None:
+    """e of a maximum of where(term <= e, number, -inf), where e is made of the row's number alone."""
+    maps = {step.name: step.expr for step in cut.ahead[0].maps}
+    tree = replaced(top.args[0], maps)
+    if not isinstance(tree, Call) or tree.function != "where" or (cut.m, cut.k) != ("rows", "inner"):
+        return None
+    condition, _, other = tree.args
+    is_hidden = is_minus(other) and isinstance(other, Binary) and other.right == Name(INFINITY)
+    match condition:
+        case Call("<=", (Call(function="int", args=(Name("term"),)), Call(function="int", args=(last,)))) if is_hidden:
+            return last if last.names <= {ROW.name} else None
+    return None
 
 
 def _shown(cut: Contraction, top: str, moved: frozenset[str], hidden: str = "") -> str:

@@ -20,8 +20,9 @@ from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Contraction, Side, contraction, contraction_of
 from normgen.schedule.tiles.fragment import Made, Mma, Simt, Streamed
+from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.wgmma import Wgmma
-from normgen.spec.formula import Name
+from normgen.spec.formula import Expression, Name
 
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
 # sums of f32, sm_90) spills none, one with 120 does.
@@ -203,6 +204,11 @@ class TilePlan:
     def is_online(self) -> bool:
         """Whether a maximum of the rows moves while the products are summed."""
         return self.schedule.softmax is SoftmaxMethod.ONLINE
+
+    @cached_property
+    def last(self) -> Expression | None:
+        """The last k of a row whose term is not 0, where tiles behind it are not read."""
+        return moving_maximum(self.cut).last if self.is_online else None
 
     @cached_property
     def shared_bytes(self) -> int:
