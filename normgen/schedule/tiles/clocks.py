@@ -34,7 +34,8 @@ UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks for
 def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
     """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
     plan = tile_problem_plan(problem, s)
-    steps = -(-plan.part // plan.fragment.depth)
+    part = plan.part if plan.parts > 1 else along(problem, plan.cut.k)
+    steps = -(-part // plan.fragment.depth)
     filled = device.sm_count if plan.parts <= 2 else int(FILLED * device.sm_count)
     held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) * plan.parts // filled)
     rounds, rest = divmod(busiest, held)
@@ -102,7 +103,7 @@ def resident(plan: TilePlan, device: Device, registers: int | None = None) -> in
 
 def issued(plan: TilePlan) -> float:
     """Instructions of a thread in one step."""
-    moved = sum(_moved(plan, side) for side in plan.cut.sides) if plan.fragment.moves else 0.0
+    moved = sum(_moved(plan, side) for side in plan.shared_sides)
     return plan.fragment.instructions + STEP + moved
 
 
@@ -110,7 +111,7 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     """Clocks of a step of so many blocks side by side."""
     s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
     issue = max(warps * issued(plan) / SCHEDULERS, plan.fragment.products / plan.fragment.fmas(device))
-    passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
+    passes = [(side, 3 if plan.scales(side) else 1) for side in plan.shared_sides]  # copied, read, and written again
     written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
