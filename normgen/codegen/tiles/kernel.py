@@ -204,6 +204,7 @@ class TileKernel:
             place = f"{stage}, int k0" if stage else "int k0"
             found += [Gap(), function("complete", place, [side.scale() for side in self.scaled])]
         for side in self.made:
+            found += [Gap(), function("fetch", "int i, int k0", side.fetch())]
             found += [Gap(), function("make", "int k0", side.make())]
         return [*found, Gap(), *multiply, Gap()]
 
@@ -276,9 +277,8 @@ class TileKernel:
         ahead: list[Statement] = [If(more, (Do("fetch(k0 + kTileK)"),), alone=True)] if self.fetching else []
         fetched: list[Statement] = [Do(f"fetch({begin})")] if self.fetching else []
         scaled = [Do("complete(stage, k0)" if self.stages > 1 else "complete(k0)")] if self.scaled else []
-        made: list[Statement] = []
-        if self.made:
-            made, ahead = [Do("make(k0)"), *ahead], []
+        made = [Do("make(k0)") for _ in self.made]
+        fetched += [side.first(begin) for side in self.made]
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
             sent: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()")]

@@ -127,19 +127,21 @@ class MovingMaximum:
 
     def move(self, texts: dict[str, str], inside: str) -> list[Statement]:
         """The maximum so far of a vector's row, and everything that the thread has summed about the old one."""
-        values, step = self.step(texts)
+        values, step = self.step(texts, "seen")
         seen = [loop("i", "kVector", [*values, *when(inside, *step)], unroll=UNROLL)]
         return [
             *self.agreed(seen, "kLineM"),
             If("k == 0", (Set(f"moved[{self._line()}]", f"{self.top}_moved"),), alone=True),
         ]
 
-    def step(self, texts: dict[str, str], at: dict[str, str] | None = None) -> tuple[list[Statement], list[Statement]]:
-        """An element's values; and how it enters its row's maximum."""
+    def step(
+        self, texts: dict[str, str], into: str, at: dict[str, str] | None = None
+    ) -> tuple[list[Statement], list[Statement]]:
+        """An element's values; and how it enters a maximum."""
         look = SideText(self.side.access, self.plan.cut.ahead[0], "ahead")
         own = {name: text for name, text in texts.items() if name in {load.name for load in look.loads}}
         values, names = look.values(own, at=at)
-        return values, single_step(self.moving.top, f"{self.top}_seen", names, prefix=f"{self.top}_")
+        return values, single_step(self.moving.top, f"{self.top}_{into}", names, prefix=f"{self.top}_")
 
     def agreed(self, seen: Sequence[Statement], lanes: str) -> list[Statement]:
         """The maximum of what the lanes of a row have seen, and by what all about the old one is multiplied."""
@@ -154,8 +156,12 @@ class MovingMaximum:
             For(f"for (int lanes = 1; lanes < {lanes}; lanes *= 2)", (other, *combined), UNROLL),
             Let("const float", f"{top}_moved", factor),
             Set(f"{top}_own[{i}]", f"{top}_seen"),
-            *(Set(f"{name}_own[{i}]", f"{top}_moved", "*=") for name in self.moving.sums),
+            *self.moved_sums(),
         ]
+
+    def moved_sums(self) -> list[Statement]:
+        i, _ = self.row
+        return [Set(f"{name}_own[{i}]", f"{self.top}_moved", "*=") for name in self.moving.sums]
 
     def keep(self) -> list[Statement]:
         """The maximum of each row, once its tiles are done."""
@@ -214,9 +220,18 @@ class MovingInLanes(MovingMaximum):
         return [*super().start(), Do(f"float {self.top}_by[kThreadM]")]
 
     def move(self, texts: dict[str, str], inside: str) -> list[Statement]:
-        values, step = self.step(texts, self.made.at)
-        over = loop("e", "kVector", [*values, *when(inside, *step)], unroll=UNROLL)
-        return [*self.agreed([self.made.vectors([over])], str(K_LANES)), Set(f"{self.top}_by[i]", f"{self.top}_moved")]
+        """Each vector has a maximum of its own first: the processor works on several at once."""
+        top, values, step = self.top, *self.step(texts, "part", self.made.at)
+        over: list[Statement] = [
+            Let("float", f"{top}_part", single_identity(self.moving.top)),
+            loop("e", "kVector", [*values, *when(inside, *step)], unroll=UNROLL),
+            *single_combine(self.moving.top, f"{top}_seen", f"{top}_part"),
+        ]
+        return [*self.agreed([self.made.vectors(over)], str(K_LANES)), Set(f"{top}_by[i]", f"{top}_moved")]
+
+    def moved_sums(self) -> list[Statement]:
+        scaled = [Set(f"{name}_own[ahead][i]", f"{self.top}_moved", "*=") for name in self.moving.sums]
+        return [loop("ahead", "kAhead", scaled, unroll=UNROLL)] if scaled else []
 
     def keep(self) -> list[Statement]:
         return []

@@ -20,7 +20,7 @@ class MadeSide(MatrixSide):
 
     @property
     def own_index(self) -> str:
-        return "[i]"
+        return "[ahead][i]"
 
     @property
     def at(self) -> dict[str, str]:
@@ -29,7 +29,8 @@ class MadeSide(MatrixSide):
 
     @property
     def fetched(self) -> list[Load]:
-        return self.loads
+        """What it reads it asks for line by line, as lines are made factors."""
+        return []
 
     def held(self, load: Load) -> str:
         return f"{self.own(load, 'held')}[ahead][i]"
@@ -38,12 +39,30 @@ class MadeSide(MatrixSide):
         said = "vectors of a line that a lane has of a tile"
         return [constant("kAhead", f"kTileK / {K_LANES * VECTOR}", said)]
 
+    @property
+    def walked(self) -> list[Load]:
+        """The loads of whose lines a lane keeps pointers: of tensors that are there."""
+        tensors = [(load, self.plan.tensor(load)) for load in self.loads]
+        return [load for load, use in tensors if use.null_as is None and not use.witness]
+
     def pointers(self) -> list[Statement]:
-        return []
+        """Where a lane's vectors of its lines begin; what becomes of those beyond the last line is stored nowhere."""
+        i, x = self.index, self.letter
+        line = Let("const int", i, f"min({i}0 + own_{i}(i), {self.access.end(self.axis)} - 1)", "or the last one again")
+        found: list[Statement] = []
+        put: list[Statement] = [line]
+        for load in self.walked:
+            found.append(Do(f"const {self.access.ctype(load.tensor)}* {self.own(load, 'lines')}[kThread{x}]"))
+            first = self.access.address(load.tensor, {self.axis: i, self.k: f"lane % {K_LANES} * kVector"})
+            put.append(Set(f"{self.own(load, 'lines')}[i]", first))
+        return [*found, loop("i", f"kThread{x}", put, unroll=UNROLL)] if found else []
+
+    def here(self, load: Load) -> str:
+        return f"{self.own(load, 'lines')}[i] + k0 + {K_LANES * VECTOR} * ahead" if load in self.walked else ""
 
     def declarations(self) -> list[Statement]:
         size = f"[kAhead][kThread{self.letter}]"
-        vectors = [Do(f"{self.access.vec(ld.tensor, 'kVector')} {self.own(ld, 'held')}{size}") for ld in self.fetched]
+        vectors = [Do(f"{self.access.vec(ld.tensor, 'kVector')} {self.own(ld, 'held')}{size}") for ld in self.loads]
         return [*vectors, *self.parts("[kSteps]")]
 
     def vectors(self, body: Sequence[Statement]) -> Statement:
@@ -52,24 +71,24 @@ class MadeSide(MatrixSide):
         inside = Let("const bool", "inside", self.access.inside({self.k: "k0 + k"}))
         return loop("ahead", "kAhead", [k, inside, *body], unroll=UNROLL)
 
-    def over_lines(self, line: str, body: Sequence[Statement]) -> Statement:
-        number = Let("const int", self.index, line)
-        return loop("i", f"kThread{self.letter}", [number, *body], unroll=UNROLL)
+    def over_lines(self, body: Sequence[Statement]) -> Statement:
+        return loop("i", f"kThread{self.letter}", body, unroll=UNROLL)
 
     def fetch(self) -> list[Statement]:
-        """Beyond the last line a lane reads that one again: what becomes of it is stored nowhere."""
-        place = {self.axis: self.index, self.k: "k0 + k"}
-        read: list[Statement] = []
-        for load in self.fetched:
-            text = self.access.read(load.tensor, place, "kVector", hint=", Load")
-            text = f"({text})" if " ? " in text else text
-            beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
-            read.append(Set(self.held(load), f"inside ? {text} : {beyond}"))
-        end = self.access.end(self.axis)
-        return [self.over_lines(f"min({self.index}0 + own_{self.index}(i), {end} - 1)", [self.vectors(read)])]
+        """The vectors of line i."""
+        i = self.index
+        line = Let("const int", i, f"min({i}0 + own_{i}(i), {self.access.end(self.axis)} - 1)")
+        place = {self.axis: i, self.k: "k0 + k"}
+        return [line, self.vectors([self._fetched(load, place, "inside") for load in self.loads])]
+
+    def first(self, begin: str) -> Statement:
+        return self.over_lines([Do(f"fetch(i, {begin})")])
 
     def make(self) -> list[Statement]:
-        """The vectors of a tile become factors."""
+        """The vectors of a tile become factors, line by line, and those of the next tile set out in their place.
+
+        Behind the last tile a lane reads that one again: a load without a condition needs no registers cleared.
+        """
         texts = {load.name: f"element({self.held(load)}, e)" for load in self.loads}
         moved = self.moves(texts, "inside") if self.moves else []
         top = {name: f"{name}_own[i]" if self.moves else f"{name}_found[own_{self.index}(i)]" for name in self.known}
@@ -81,15 +100,17 @@ class MadeSide(MatrixSide):
             part = f"{name}_part[2 * ahead + pair / 2][i / 2 * 4 + i % 2 + pair % 2 * 2]"
             packed += [Do(f"Vec<{self.held_as}, kVector> {name}_vec"), Do(f"pack({name}_vec, {name}_values)")]
             packed.append(loop("pair", "4", [Set(part, f"{name}_vec.bits[pair]")], unroll=UNROLL))
-        body = [*moved, self.vectors([*arrays, elements, *packed])]
-        return [self.over_lines(f"{self.index}0 + own_{self.index}(i)", body)]
+        line = Let("const int", self.index, f"{self.index}0 + own_{self.index}(i)")
+        body: list[Statement] = [line, *moved, self.vectors([*arrays, elements, *packed]), Do("fetch(i, next)")]
+        more = f"{self.access.stop(self.k)} - k0 > kTileK"
+        return [Let("const int", "next", f"{more} ? k0 + kTileK : k0"), self.over_lines(body)]
 
     def start_riding(self) -> list[Statement]:
         found: list[Statement] = []
         for reduce in self.side.riding:
             own, bound = f"{reduce.names[0]}_own", f"kThread{self.letter}"
-            start = Set(f"{own}[i]", single_identity(reduce))
-            found += [Do(f"float {own}[{bound}]"), loop("i", bound, [start], unroll=UNROLL)]
+            start = loop("i", bound, [Set(f"{own}[ahead][i]", single_identity(reduce))], unroll=UNROLL)
+            found += [Do(f"float {own}[kAhead][{bound}]"), loop("ahead", "kAhead", [start], unroll=UNROLL)]
         return found
 
     def leave(self) -> list[Statement]:
@@ -103,9 +124,11 @@ class MadeSide(MatrixSide):
             other = Let("const float", f"{name}_other", f"__shfl_xor_sync(0xffffffffu, {name}_all[i], lanes)")
             combined = (other, *single_combine(reduce, f"{name}_all[i]", f"{name}_other"))
             over = For(f"for (int lanes = 1; lanes < {K_LANES}; lanes *= 2)", combined, UNROLL)
+            own = single_combine(reduce, f"{name}_all[i]", f"{name}_own[ahead][i]")
+            first: Statement = Set(f"{name}_all[i]", f"{name}_own[0][i]")
+            body = [first, loop("ahead", "kAhead", own, first="1", unroll=UNROLL)]
             bound = f"kThread{self.letter}"
-            found += [Do(f"float {name}_all[{bound}]")]
-            found.append(loop("i", bound, [Set(f"{name}_all[i]", f"{name}_own[i]"), over], unroll=UNROLL))
+            found += [Do(f"float {name}_all[{bound}]"), loop("i", bound, [*body, over], unroll=UNROLL)]
         return found
 
 

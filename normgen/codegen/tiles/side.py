@@ -514,6 +514,10 @@ class MatrixSide(SideText):
     def place_in(self, slot: str, own: str, k: str) -> str:
         """The cell of a slot for a place along the side's axis and along k."""
         line, place = (own, k) if self.lies_deep else (k, own)
+        if self.plan.is_made(self.plan.cut.left):  # where a thread's cell of a stage lies is the same in each
+            return (
+                f"{slot}_tiles[stage * (kTileK * {self.line_length}) + swizzled<{self.line_length}>({line}, {place})]"
+            )
         line = self.line(line)
         line = line[1:-1] if line.startswith("(") else line
         return f"{slot}_tiles[swizzled<{self.line_length}>({line}, {place})]"
