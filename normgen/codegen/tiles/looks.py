@@ -237,7 +237,15 @@ class MovingInLanes(MovingMaximum):
         return []
 
     def rescale(self) -> list[Statement]:
-        return [loop("i", "kThreadM", [self.scaled(f"{self.top}_by[i]")], unroll=UNROLL)]
+        """One branch for all rows of a thread: within it the factors of those that did not move are 1."""
+        by = f"{self.top}_by[i]"
+        scaled = [Set(f"{name}_sum[i][j]", by, "*=") for name in self.moving.dots]
+        over_n = loop("j", "kThreadN", scaled, unroll=UNROLL)
+        return [
+            Do("bool moved = false"),
+            loop("i", "kThreadM", [Set("moved", f"moved || {by} != 1.0f")], unroll=UNROLL),
+            If("moved", (loop("i", "kThreadM", [over_n], unroll=UNROLL),)),
+        ]
 
 
 def moving_of(side: SideText) -> MovingMaximum:

@@ -150,15 +150,13 @@ class MadeText(MmaText):
 
     def multiply(self, stage: str, rescale: Sequence[Statement]) -> list[Statement]:
         right = self.sides[1]
-        assert isinstance(right, MatrixSide)
         place = [
             Let("const int", "step", "part / (kThreadN / kTogether)"),
             Let("const int", "first", "part % (kThreadN / kTogether) * kTogether"),
         ]
-        cells = {
-            y: right.place_in(y, "at_n + (first + j) / 2 * kApartN", f"{DEEP} * step + k_n")
-            for y in right.slots.values()
-        }
+        length, column = right.line_length, "at_n + (first + j) / 2 * kApartN"
+        lines = f"(stage * kTileK + {DEEP} * step) * {length}"  # whole periods of places: a lane's are the same in each
+        cells = {y: f"({y}_tiles + {lines})[swizzled<{length}>(k_n, {column})]" for y in right.slots.values()}
         four = [Do(f"read_matrices<true>(&{cell}, &{y}_part[part % 2][j])") for y, cell in cells.items()]
         read: list[Statement] = [*place, For("for (int j = 0; j < kTogether; j += 4)", tuple(four), UNROLL)]
         added: list[Statement] = []

@@ -228,7 +228,8 @@ class SideText:
     def walked(self) -> list[Load]:
         """The loads that a thread walks along with a pointer: matrices that are there, where all steps are alike."""
         tensors = [(load, self.plan.tensor(load)) for load in self.loads]
-        there = [ld for ld, t in tensors if len(t.axes) == 2 and t.null_as is None and not t.witness]
+        most = 3 if self.plan.is_made(self.plan.cut.left) else 2  # with batches
+        there = [ld for ld, t in tensors if 2 <= len(t.axes) <= most and t.null_as is None and not t.witness]
         return there if self.is_even else []
 
     def pointers(self) -> list[Statement]:
@@ -514,9 +515,9 @@ class MatrixSide(SideText):
     def place_in(self, slot: str, own: str, k: str) -> str:
         """The cell of a slot for a place along the side's axis and along k."""
         line, place = (own, k) if self.lies_deep else (k, own)
-        if self.plan.is_made(self.plan.cut.left):  # where a thread's cell of a stage lies is the same in each
+        if self.plan.is_made(self.plan.cut.left):  # a thread's places are the same in each stage
             return (
-                f"{slot}_tiles[stage * (kTileK * {self.line_length}) + swizzled<{self.line_length}>({line}, {place})]"
+                f"({slot}_tiles + stage * kTileK * {self.line_length})[swizzled<{self.line_length}>({line}, {place})]"
             )
         line = self.line(line)
         line = line[1:-1] if line.startswith("(") else line

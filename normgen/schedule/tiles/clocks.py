@@ -28,7 +28,6 @@ MEETING = 900  # clocks until the first block of a cluster has what another one 
 HANDED = 0.45  # ... and for each number
 FILLED = 0.9  # of the SMs, what clusters of more than two fill: groups of SMs hold no whole number of them
 A_VECTOR = 4  # instructions of a thread for a vector on its way to shared memory
-UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
 
 
 def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
@@ -87,7 +86,7 @@ def expected_registers(plan: TilePlan) -> int:
     s = plan.schedule
     need = plan.held_registers + OTHER_REGISTERS
     bound = min(255, 65536 // plan.threads // max(1, s.blocks_per_sm))
-    return min(bound, need if s.blocks_per_sm or not plan.fragment.moves else int(need * UNBOUND))
+    return min(bound, need if s.blocks_per_sm or not plan.fragment.moves else int(need * plan.fragment.unbound))
 
 
 def resident(plan: TilePlan, device: Device, registers: int | None = None) -> int:
@@ -130,4 +129,5 @@ def _moved(plan: TilePlan, side: Side) -> float:
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
     if plan.scales(side):
         return vectors * (2 * A_VECTOR + elements)
-    return vectors * (A_VECTOR + elements) * len(side.loads)
+    exponentials = plan.fragment.exponential * s.vector * side.exponentials
+    return vectors * ((A_VECTOR + elements) * len(side.loads) + exponentials)

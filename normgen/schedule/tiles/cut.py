@@ -37,7 +37,7 @@ from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.program.trees import is_minus, operands
 from normgen.schedule.schedule import Schedule
-from normgen.spec.formula import Cast, Expression, Name, Number, Power
+from normgen.spec.formula import Call, Cast, Expression, Name, Number, Power, nodes
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ class Side:
         """Axes along which an element's number is read."""
         exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
         return frozenset(axis for e in exprs for kind in index_kinds(e) for axis in kind.axes)
+
+    @cached_property
+    def exponentials(self) -> int:
+        """Those that an element's factors and values take."""
+        exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
+        calls = {node for e in exprs for node in nodes(e) if isinstance(node, Call)}
+        return sum(call.function in ("exp", "exp_approximate") for call in calls)
 
 
 @dataclass(frozen=True)

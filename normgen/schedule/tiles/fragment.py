@@ -15,7 +15,7 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import BF16, DTYPES, F16, F32, DType
 from normgen.errors import ProgramError
-from normgen.knobs import Copy, Fragment, Hold
+from normgen.knobs import ArithmeticMode, Copy, Fragment, Hold
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load
 from normgen.schedule.schedule import Schedule
@@ -31,7 +31,11 @@ VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP = 16  # of k, what one instruction multiplies
 K_LANES = 4  # lanes that share a line along k
 TOGETHER = 8  # of a thread's columns, what it reads of the other side while it multiplies as many
-ELEMENT, EXPONENTIAL = 3, 8  # instructions of a thread for an element that it makes a factor of
+# Issue slots of a thread for an element that it makes a factor of, for an exponential by either arithmetic, and for a
+# product of matrices beside these; clocks that a warp waits alone, and for each of its slots. Fitted to 20 trials of
+# softmax @ v of 131,072 rows of 1,024 on an H200.
+ELEMENT, APPROXIMATE, EXACT, PRODUCT = 3.0, 17.0, 27.0, 8.0
+ALONE, ALONE_SLOT = 900.0, 1.6
 ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
 MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
@@ -50,6 +54,8 @@ class Simt:
     step_clocks = 150  # from one step to the next of a block, which other blocks on its SM fill
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
     moves = True  # whether threads bring tiles to shared memory
+    exponential = 0.0  # instructions of a thread for one, beside what else an element takes
+    unbound = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
     busy_warps = 0  # of an SM, without which its units wait for their latency
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
 
@@ -243,8 +249,16 @@ class TensorCores(Simt):
 
     scaled = None
     held_bytes = 2
-    busy_warps = 6
     l2_bytes = 36.0
+
+    @property
+    def busy_warps(self) -> int:  # type: ignore[override]
+        """More where threads make exponentials before any multiplies."""
+        return 20 if any(side.exponentials for side in self.cut.sides) else 6
+
+    @property
+    def exponential(self) -> float:  # type: ignore[override]
+        return APPROXIMATE if self.schedule.arithmetic is ArithmeticMode.APPROXIMATE else EXACT
 
     @property
     def wait(self) -> float:
@@ -337,6 +351,12 @@ class Made(Mma):
     is free, as long as the lines across k of the other side come in the same order.
     """
 
+    busy_warps = 6
+    unbound = 1.15
+
+    def registers(self, device: Device) -> int:
+        return int(super().registers(device) / self.unbound)
+
     def refusal(self) -> str | None:
         s, cut = self.schedule, self.cut
         if why := super().refusal():
@@ -371,9 +391,14 @@ class Made(Mma):
     def instructions(self) -> float:
         """Products, reads of the other side, and of each element what makes a factor of it."""
         s, cut = self.schedule, self.cut
-        products = s.thread_m * s.thread_n // 4 * len(cut.sums)
-        element = ELEMENT * len(cut.left.loads) + EXPONENTIAL * len(cut.ahead)
+        products = PRODUCT * s.thread_m * s.thread_n / 4 * len(cut.sums)
+        element = ELEMENT * len(cut.left.loads) + self.exponential * cut.left.exponentials
         return s.tile_k / DEEP * (products + self._reads(cut.right)) + s.tile_k / 4 * s.thread_m * element
+
+    @property
+    def wait(self) -> float:
+        """Of a warp alone."""
+        return ALONE + ALONE_SLOT * self.instructions
 
 
 class Streamed(TensorCores):

@@ -10,6 +10,7 @@ from normgen.device import Device
 from normgen.knobs import KNOBS, Copy, DependentLaunch, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import value_alone
+from normgen.schedule.lanes.space import problem_arithmetic
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks, tiles_of
@@ -67,6 +68,7 @@ def ways(problem: Problem, fragment: Fragment) -> tuple[tuple[SoftmaxMethod, Cop
     """(softmax, copy, stages, tile_k): first those in which a row is read once."""
     cut = contraction(problem)
     methods = (SoftmaxMethod.ONLINE, SoftmaxMethod.TWO_PASS) if moves(cut) else (SoftmaxMethod.TWO_PASS,)
+    methods = methods[:1] if fragment is Fragment.MMA else methods
     of_simt = WAYS_OF_WAITING if cut.ahead else WAYS
     known = of_simt if fragment is Fragment.SIMT else WAYS_OF_TENSORS
     return tuple((method, *way) for method in methods for way in known)
@@ -140,7 +142,7 @@ def makers(problem: Problem, device: Device) -> Iterator[Schedule]:
     cols = problem.sizes.along(cut.n)
     tile_n = next((tile for tile in KNOBS["tile_n"].values[1:] if tile >= cols), KNOBS["tile_n"].values[-1])
     way = Schedule(hold=Hold.REGISTERS, copy=Copy.CP_ASYNC, fragment=Fragment.MMA, vector=widest(problem, device))
-    way = way.varied(tile_n=tile_n, thread_n=tile_n // 4)
+    way = way.varied(tile_n=tile_n, thread_n=tile_n // 4, arithmetic=problem_arithmetic(problem))
     way = way.varied(softmax=SoftmaxMethod.ONLINE if moves(cut) else SoftmaxMethod.TWO_PASS)
     for warps, thread_m, tile_k, stages in itertools.product((8, 4, 2), (4, 2), (32, 64, 128), (2, 3, 4)):
         found = way.varied(tile_m=8 * thread_m * warps, thread_m=thread_m, tile_k=tile_k, stages=stages)
