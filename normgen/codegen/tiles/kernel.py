@@ -29,12 +29,11 @@ from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.exchanged import exchanged
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, moving_of
-from normgen.codegen.tiles.made import MadeSide, MadeText
 from normgen.codegen.tiles.parts import PartsText
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, SideText
-from normgen.codegen.tiles.streamed import StreamedText
+from normgen.codegen.tiles.streamed import MadeSide, MadeText, StreamedText
 from normgen.codegen.tiles.wgmma import WgmmaText
 from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.fragment import Made, Mma, Simt, Streamed

@@ -14,8 +14,8 @@ from normgen.codegen.printer import MINUS_INFINITE, Printer
 from normgen.codegen.reductions import CONSTANTS, single_combine, single_identity, single_step
 from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess
-from normgen.codegen.tiles.made import MadeSide
 from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.codegen.tiles.streamed import MadeSide
 from normgen.program.ir import Reduce
 from normgen.program.monoid import LOWEST
 from normgen.schedule.tiles.cut import Side
