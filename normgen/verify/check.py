@@ -14,6 +14,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.schedule.tiles.fragment import added_at_once
+from normgen.schedule.tiles.online import leaves_out
 from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
 from normgen.verify.contraction.sides import (
@@ -178,6 +179,7 @@ def _model(
             chain=None if problem.inner else chain,
             is_plain=is_plain,
             at_once=added_at_once(problem) if problem.inner else 0,
+            is_part=bool(problem.inner) and leaves_out(problem),
         ),
     )
 

@@ -165,6 +165,7 @@ class Float32Error:
     drifts  elements of products whose two sides lie on a grid (`contraction.sides.drifts`)
     level   columns of a product whose right side is not drawn at random (`contraction.sides.level`)
     at_once products that tensor cores, which may have added them up, take at a step at least; 0: none have
+    is_part whether products of a factor 0 may have been left out
     is_plain  rows are drawn at random and their statistics are sums, of terms or of differences from their mean: no
               Welford step and no pivot. So are those of a guarded variance
     """
@@ -175,6 +176,7 @@ class Float32Error:
     drifts: NDArray[np.bool_] | None = None
     level: NDArray[np.bool_] | None = None
     at_once: int = 0
+    is_part: bool = False
 
     @property
     def depth(self) -> float:
@@ -431,7 +433,15 @@ class Float32Error:
         depth = self._depth(max(a.value.shape[AXIS[over]], 1)) + 1
         chance = LAMBDA * math.sqrt(depth)
         return contracted(
-            a, b, over, depth=depth, chance=chance, drifts=self.drifts, level=self.level, at_once=self.at_once
+            a,
+            b,
+            over,
+            depth=depth,
+            chance=chance,
+            drifts=self.drifts,
+            level=self.level,
+            at_once=self.at_once,
+            is_part=self.is_part,
         )
 
     def _over_groups(self, name: str, arg: Bounded, group: int) -> Bounded:

@@ -42,6 +42,10 @@ class TileAccess(Tensors):
             return "k_end"
         return "rows_end" if axis == "rows" and self.plan.in_batches else self.size(axis)
 
+    def stop(self, axis: str) -> str:
+        """Where the tiles end that are read, of the axis that is summed."""
+        return "k_stop" if self.plan.last is not None else self.end(axis)
+
     def inside(self, at: Mapping[str, str]) -> str:
         """Whether a place lies within the axes; of an axis of whole tiles the compiler knows it."""
         tests = []

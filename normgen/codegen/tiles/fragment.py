@@ -18,7 +18,8 @@ Sides = tuple[SideText, SideText]
 class SimtText:
     """Each thread reads pieces of its factors, and multiplies them one by one."""
 
-    side = SideText
+    side: type[SideText] = SideText
+    left: type[SideText] = SideText
     said: tuple[str, ...] = ()
 
     def __init__(self, access: TileAccess, sides: Sides) -> None:
@@ -144,7 +145,7 @@ class SimtText:
 class MmaText(SimtText):
     """A warp reads matrices for a step along k while it multiplies those of the step before."""
 
-    side = MatrixSide
+    side = left = MatrixSide
     said = ("Warps multiply by tensor cores.",)
 
     @property

@@ -27,20 +27,26 @@ from normgen.codegen.statements import (
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.fragment import MmaText, SimtText
-from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
+from normgen.codegen.tiles.looks import LooksAhead, moving_of
 from normgen.codegen.tiles.parts import PartsText
 from normgen.codegen.tiles.reduced import ReducedByTiles, ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.codegen.tiles.staged import StagedEpilogue
-from normgen.codegen.tiles.streamed import StreamedText
+from normgen.codegen.tiles.streamed import MadeSide, MadeText, StreamedText
 from normgen.codegen.tiles.wgmma import WgmmaText
-from normgen.schedule.tiles.fragment import Mma, Simt, Streamed
+from normgen.schedule.tiles.fragment import Made, Mma, Simt, Streamed
 from normgen.schedule.tiles.plan import TilePlan
 from normgen.schedule.tiles.wgmma import Wgmma
 
 SYNC = "__syncthreads()"
-TEXTS: dict[type[Simt], type[SimtText]] = {Simt: SimtText, Mma: MmaText, Streamed: StreamedText, Wgmma: WgmmaText}
+TEXTS: dict[type[Simt], type[SimtText]] = {
+    Simt: SimtText,
+    Mma: MmaText,
+    Made: MadeText,
+    Streamed: StreamedText,
+    Wgmma: WgmmaText,
+}
 NEXT_STAGE = Set("stage", "stage + 1 < kStages ? stage + 1 : 0")
 
 
@@ -53,9 +59,9 @@ class TileKernel:
         self.access = TileAccess(plan)
         cut = plan.cut
         text = TEXTS[type(plan.fragment)]
-        self.sides = (text.side(self.access, cut.left, "left"), text.side(self.access, cut.right, "right"))
+        self.sides = (text.left(self.access, cut.left, "left"), text.side(self.access, cut.right, "right"))
         self.fragment = text(self.access, self.sides)
-        self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
+        self.looks, self.moving = LooksAhead(self.access), moving_of(self.sides[0]) if plan.is_online else None
         self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
         self.parts = PartsText(self.access)
@@ -160,7 +166,7 @@ class TileKernel:
             return self.fragment.slots()
         found: list[Statement] = []
         start = f"reinterpret_cast<{self.sides[0].held_as}*>(dynamic_shared())"
-        for side in self.sides:
+        for side in self.in_slots:
             for name in side.slots.values():
                 found.append(Let(f"{side.held_as}* const", f"{name}_tiles", start))
                 start = f"{name}_tiles + kStages * kTile{side.letter if side.lies_deep else 'K'} * {side.line_length}"
@@ -178,7 +184,7 @@ class TileKernel:
         return self.moving.shared() if self.moving else self.looks.shared()
 
     def ahead(self) -> list[Statement]:
-        return self.moving.start() if self.moving else self.looks.statements()
+        return [*self.moving.stop(), *self.moving.start()] if self.moving else self.looks.statements()
 
     # ---- the loop over k ---------------------------------------------------------------------------------------
 
@@ -200,6 +206,9 @@ class TileKernel:
         if self.scaled:
             place = f"{stage}, int k0" if stage else "int k0"
             found += [Gap(), function("complete", place, [side.scale() for side in self.scaled])]
+        for side in self.made:
+            found += [Gap(), function("fetch", "int i, int k0", side.fetch())]
+            found += [Gap(), function("make", "int k0", side.make())]
         return [*found, Gap(), *multiply, Gap()]
 
     @property
@@ -210,7 +219,17 @@ class TileKernel:
     @property
     def held(self) -> list[SideText]:
         """The sides whose tiles pass through registers."""
-        return [side for side in self.sides if not side.copies]
+        return [side for side in self.in_slots if not side.copies]
+
+    @property
+    def in_slots(self) -> list[SideText]:
+        """The sides whose tiles wait in shared memory."""
+        return [side for side in self.sides if not isinstance(side, MadeSide)]
+
+    @property
+    def made(self) -> list[MadeSide]:
+        """The side whose factors lanes make where they multiply them."""
+        return [side for side in self.sides if isinstance(side, MadeSide)]
 
     @property
     def scaled(self) -> list[SideText]:
@@ -233,11 +252,11 @@ class TileKernel:
 
     def over_k(self, body: Sequence[Statement]) -> For:
         k = self.plan.cut.k
-        return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.end(k)}; k0 += kTileK)", tuple(body))
+        return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.stop(k)}; k0 += kTileK)", tuple(body))
 
     def through_registers(self) -> list[Statement]:
         """The next tile is on its way in registers while this one is multiplied."""
-        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.stop))
         more = f"{end} - k0 > kTileK"
         ahead = If(more, (Do("fetch(k0 + kTileK)"),), alone=True)
         if self.stages == 1:
@@ -255,12 +274,14 @@ class TileKernel:
 
     def past_registers(self) -> list[Statement]:
         """kStages - 1 tiles are on their way while one is multiplied; of a side in registers the next one."""
-        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.stop))
         ride = [statement for side in self.copied for statement in side.ride_behind()]
         more = f"{end} - k0 > kTileK"
         ahead: list[Statement] = [If(more, (Do("fetch(k0 + kTileK)"),), alone=True)] if self.fetching else []
         fetched: list[Statement] = [Do(f"fetch({begin})")] if self.fetching else []
         scaled = [Do("complete(stage, k0)" if self.stages > 1 else "complete(k0)")] if self.scaled else []
+        made = [Do("make(k0)") for _ in self.made]
+        fetched += [side.first(begin) for side in self.made]
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
             sent: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()")]
@@ -281,6 +302,7 @@ class TileKernel:
         if self.plan.runs_ahead:
             return [loop("ahead", "kStages - 1", first), *self.steps_ahead(more, [*send, *ride])]
         body = [
+            *made,
             Do("cp_async_wait<kStages - 2>()"),
             *scaled,
             Do(SYNC, "this stage has arrived, and nobody reads the one before it"),
@@ -322,19 +344,19 @@ class TileKernel:
     def riding(self) -> list[Statement]:
         """What all threads have reduced meanwhile, through the slots, which are free."""
         start, found = "reinterpret_cast<float*>(dynamic_shared())", []
-        for side in self.sides:
+        for side in self.in_slots:
             for reduce in side.side.riding:
                 name = f"{reduce.names[0]}_left"
                 found.append(Let("float* const", name, start))
                 start = f"{name} + {side.lines} * kTile{side.letter}"
-        if not found:
+        if not any(side.side.riding for side in self.sides):
             return []
         left = [statement for side in self.sides for statement in side.leave()]
         gathered = [statement for side in self.sides for statement in side.gather()]
         if self.moving:
             left, gathered = [*left, *self.moving.keep()], [*gathered, *self.moving.show()]
         free = [] if self.plan.runs_ahead else [Do(SYNC, "nobody reads the slots any more")]
-        return [Gap(), *found, *free, *left, Do(SYNC), *gathered]
+        return [Gap(), *found, *(free if left else []), *left, *([Do(SYNC)] if left else []), *gathered]
 
     # ---- the whole ---------------------------------------------------------------------------------------------
 
@@ -381,6 +403,8 @@ class TileKernel:
             left, right = (side.way for side in self.sides)
             by = left if left == right else f"those of {cut.m} {left}, of {cut.n} {right}"
             way = f"Tiles of both sides pass through shared memory, {by}."
+        if plan.is_made(cut.left):
+            way = f"Lanes make the factors of {cut.m} of what they read; tiles of {cut.n} pass through shared memory."
         last = ["The last block combines what all leave of the result's reductions."] if self.reduced else []
         by_warps = self.fragment.said
         waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []

@@ -19,7 +19,7 @@ from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
 from normgen.schedule.tiles.cut import Side, is_neutral, vanishes
 from normgen.schedule.tiles.fragment import TensorCores
-from normgen.spec.formula import Expression
+from normgen.spec.formula import Cast, Expression
 
 UNROLL = "#pragma unroll"
 
@@ -178,6 +178,15 @@ class SideText:
             names[step.name] = f"{step.name}_i"
         return found, names
 
+    def computed(self, slot: Expression) -> Expression:
+        """What is computed for a slot, in float32."""
+        return slot
+
+    @property
+    def made(self) -> dict[Expression, str]:
+        """What is computed for each slot, and the slot's name."""
+        return {self.computed(slot): name for slot, name in self.slots.items()}
+
     def factor(self, slot: Expression, names: Mapping[str, str], inside: str) -> str:
         text = Printer(names).text(slot)
         zero = vanishes(slot, self.side, self.k) or not inside
@@ -188,7 +197,7 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             if reduce in self.sums_of_slots and index == self.own_index and self.plan.in_shared and not self.copies:
-                found.append(Set(f"{reduce.names[0]}_own{index}", f"{self.slots[reduce.args[0]]}_i", "+="))
+                found.append(Set(f"{reduce.names[0]}_own{index}", f"{self.made[reduce.args[0]]}_i", "+="))
                 continue
             steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")
             found += steps if is_neutral(reduce, self.side, self.k) or not inside else when(inside, *steps)
@@ -201,7 +210,7 @@ class SideText:
         """Whether it matters, behind the loads, that a vector lies within the tensors."""
         if self.moves is not None:
             return True
-        factors = all(vanishes(slot, self.side, self.k) for slot in self.side.slots)
+        factors = all(vanishes(slot, self.side, self.k) for slot in self.made)
         return not (factors and all(is_neutral(reduce, self.side, self.k) for reduce in self.side.riding))
 
     def own(self, load: Load, what: str) -> str:
@@ -219,7 +228,8 @@ class SideText:
     def walked(self) -> list[Load]:
         """The loads that a thread walks along with a pointer: matrices that are there, where all steps are alike."""
         tensors = [(load, self.plan.tensor(load)) for load in self.loads]
-        there = [ld for ld, t in tensors if len(t.axes) == 2 and t.null_as is None and not t.witness]
+        most = 3 if self.plan.is_made(self.plan.cut.left) else 2  # with batches
+        there = [ld for ld, t in tensors if 2 <= len(t.axes) <= most and t.null_as is None and not t.witness]
         return there if self.is_even else []
 
     def pointers(self) -> list[Statement]:
@@ -290,18 +300,24 @@ class SideText:
         inside, moves = f"inside_{self.index}[step]", self.moves
         top = {name: f"{name}_own[step]" for name in self.known}
         values, names = self.values(texts, top if moves else self.found(self.own_line))
-        shared = {slot: name for slot, name in self.slots.items() if slot in self.summed_slots}
-        elements = [*values, *(Let("const float", f"{n}_i", self.factor(e, names, inside)) for e, n in shared.items())]
-        elements += self.ride(names, inside, self.own_index)
-        behind: list[Statement] = []
-        for slot, name in self.slots.items():
-            factor = f"{name}_i" if slot in shared else self.factor(slot, names, inside)
-            elements.append(Set(f"{name}_values[i]", factor))
-            behind += self.put(name)
+        elements = [*values, *self.factors(names, inside, "[i]")]
+        behind = [statement for name in self.slots.values() for statement in self.put(name)]
         arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values()]
         moved = moves(texts, inside) if moves else []
         body = (*arrays, *moved, loop("i", "kVector", elements, unroll=UNROLL), *behind)
         return self.steps(self.of_vectors(body))
+
+    def factors(self, names: Mapping[str, str], inside: str, place: str) -> list[Statement]:
+        """An element's factors, and what it adds to the reductions that ride along."""
+        shared = {slot: name for slot, name in self.made.items() if slot in self.summed_slots}
+        found: list[Statement] = [
+            Let("const float", f"{n}_i", self.factor(e, names, inside)) for e, n in shared.items()
+        ]
+        found += self.ride(names, inside, self.own_index)
+        for slot, name in self.made.items():
+            factor = f"{name}_i" if slot in shared else self.factor(slot, names, inside)
+            found.append(Set(f"{name}_values{place}", factor))
+        return found
 
     def put(self, name: str) -> list[Statement]:
         """A vector of factors goes to its slot."""
@@ -364,7 +380,7 @@ class SideText:
         return [
             r
             for r in self.side.riding
-            if r.monoid.name == SUM.name and not value_alone(r.args[0]) and r.args[0] in self.slots
+            if r.monoid.name == SUM.name and not value_alone(r.args[0]) and r.args[0] in self.made
         ]
 
     @property
@@ -494,6 +510,10 @@ class MatrixSide(SideText):
     def line_length(self) -> str:
         return f"kTile{'K' if self.lies_deep else self.letter}"
 
+    def computed(self, slot: Expression) -> Expression:
+        """Packing rounds it."""
+        return slot.arg if isinstance(slot, Cast) else slot
+
     def constants(self) -> list[Let]:
         return [one for one in super().constants() if not one.name.startswith("kPitch")]
 
@@ -501,11 +521,15 @@ class MatrixSide(SideText):
         """The cell of a slot for a place along the side's axis and along k."""
         line, place = (own, k) if self.lies_deep else (k, own)
         swizzled = "swizzled" if self.cores.held_bytes == 2 else "swizzled_words"
+        if self.plan.is_made(self.plan.cut.left):  # a thread's places are the same in each stage
+            start = f"({slot}_tiles + stage * kTileK * {self.line_length})"
+            return f"{start}[{swizzled}<{self.line_length}>({line}, {place})]"
         return f"{slot}_tiles[{swizzled}<{self.line_length}>({self.line(line).strip('()')}, {place})]"
 
     def cell(self, slot: str, element: str = "") -> str:
         further = f" + {element}" if element else ""
-        own, k = (self.index, f"k{further}") if self.lies_deep else (f"{self.index}{further}", "k")
+        line = "spread_pairs(k)" if self.plan.is_made(self.plan.cut.left) else "k"
+        own, k = (self.index, f"k{further}") if self.lies_deep else (f"{self.index}{further}", line)
         return self.place_in(slot, own, k)
 
     def put(self, name: str) -> list[Statement]:

@@ -47,7 +47,7 @@ class BoxSide(MatrixSide):
 class WgmmaText(SimtText):
     """Sums stay in the order of the instruction until a tile is done."""
 
-    side = BoxSide
+    side = left = BoxSide
     said: tuple[str, ...] = (
         f"A thread asks for tiles ahead; teams of four warps multiply them by tensor cores, {LINES} lines at a time.",
         "Blocks go from tile to tile: the next one is asked for while results of the one before are stored.",

@@ -3,7 +3,9 @@
     softmax @ v:    Σ_inner exp(z - max) Σ_cols dy v   ->   Σ_cols dy (exp(z - max) @ v)
                     Σ_inner exp(z - max)               ->   its sum, which the forward has
 
-So the maximum that only shifts a softmax beside a product cancels. What the forward has not is a reduction of its own.
+So the maximum that only shifts a softmax beside a product cancels. A sum of what the forward has rounded by a `cast` is
+taken for the sum of the values themselves, as a cast's derivative is 1. What the forward has not is a reduction of its
+own.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 
 import sympy as sp
 
+from normgen.program.functions import cast
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.monomials import Monomial, Poly, add_into, expression, factors, monomial
 from normgen.program.ir import Reduce, Statement
@@ -46,7 +49,8 @@ class InnerSums:
         dot = next((self.dots[a] for a, p in powers.items() if a in self.dots and p == 1), None)
         side = monomial({a: p for a, p in powers.items() if a not in self.dots})
         for statement in (s for s in self.forward if isinstance(s, Reduce) and s.over.by_inner):
-            if self.algebra.poly({monomial(factors(opened(statement.args[0]))[1]): _ONE}) != {side: _ONE}:
+            summed = opened(statement.args[0].replace(cast, lambda x, _: x))
+            if self.algebra.poly({monomial(factors(summed)[1]): _ONE}) != {side: _ONE}:
                 continue
             value: Poly = {((symbol(statement.names[0]), _ONE),): _ONE}
             if dot is None and statement.monoid is SUM:

@@ -9,7 +9,7 @@ from typing import Protocol
 from normgen.knobs import ArithmeticMode, Division, Keep, SoftmaxMethod, VarianceMethod
 from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
-from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.rewrites.contractions import factors_join, factors_leave
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.quotients import divide_by_remainders
@@ -63,6 +63,8 @@ def passed(program: RowProgram, choices: Choices, *, means: bool = True) -> list
         steps.append(("factors leave sums", check(factors_leave(program))))
         if (online := online_results(steps[-1][1])) != steps[-1][1]:
             steps.append(("results online", check(online)))
+        if (joined := factors_join(steps[-1][1])) != steps[-1][1]:
+            steps.append(("factors join what is rounded", joined))
     if is_rolled(program):
         steps.append(("rolls to loads", check(rolls_to_loads(program))))
     for name, rewrite in passes(choices, means=means):

@@ -27,13 +27,13 @@ MEETING = 900  # clocks until the first block of a cluster has what another one 
 HANDED = 0.45  # ... and for each number
 FILLED = 0.9  # of the SMs, what clusters of more than two fill: groups of SMs hold no whole number of them
 A_VECTOR = 4  # instructions of a thread for a vector on its way to shared memory
-UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
 
 
 def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
     """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
     plan = tile_problem_plan(problem, s)
-    steps = -(-plan.part // plan.fragment.depth)
+    part = plan.part if plan.parts > 1 else along(problem, plan.cut.k)
+    steps = -(-part // plan.fragment.depth)
     filled = device.sm_count if plan.parts <= 2 else int(FILLED * device.sm_count)
     held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) * plan.parts // filled)
     rounds, rest = divmod(busiest, held)
@@ -85,7 +85,7 @@ def expected_registers(plan: TilePlan) -> int:
     s = plan.schedule
     need = plan.held_registers + OTHER_REGISTERS
     bound = min(255, 65536 // plan.threads // max(1, s.blocks_per_sm))
-    return min(bound, need if s.blocks_per_sm or not plan.fragment.moves else int(need * UNBOUND))
+    return min(bound, need if s.blocks_per_sm or not plan.fragment.moves else int(need * plan.fragment.unbound))
 
 
 def resident(plan: TilePlan, device: Device, registers: int | None = None) -> int:
@@ -101,7 +101,7 @@ def resident(plan: TilePlan, device: Device, registers: int | None = None) -> in
 
 def issued(plan: TilePlan) -> float:
     """Instructions of a thread in one step."""
-    moved = sum(_moved(plan, side) for side in plan.cut.sides) if plan.fragment.moves else 0.0
+    moved = sum(_moved(plan, side) for side in plan.shared_sides)
     return plan.fragment.instructions + STEP + moved
 
 
@@ -109,7 +109,7 @@ def _step(plan: TilePlan, blocks: int, device: Device) -> float:
     """Clocks of a step of so many blocks side by side."""
     s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
     issue = max(warps * issued(plan) / SCHEDULERS, plan.fragment.products / plan.fragment.fmas(device))
-    passes = [(side, 3 if plan.scales(side) else 1) for side in plan.cut.sides]  # copied, read, and written again
+    passes = [(side, 3 if plan.scales(side) else 1) for side in plan.shared_sides]  # copied, read, and written again
     written = sum(plan.fragment.slot_bytes(side) * len(side.slots) * times for side, times in passes) / SHARED_BYTES
     ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     few = max(1.0, plan.fragment.busy_warps / (warps * blocks))
@@ -128,4 +128,5 @@ def _moved(plan: TilePlan, side: Side) -> float:
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
     if plan.scales(side):
         return vectors * (2 * A_VECTOR + elements)
-    return vectors * (A_VECTOR + elements) * len(side.loads)
+    exponentials = plan.fragment.exponential * s.vector * side.exponentials
+    return vectors * ((A_VECTOR + elements) * len(side.loads) + exponentials)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.program.classes import is_of_result, tile_axes
@@ -36,7 +37,7 @@ from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.program.trees import is_minus, operands
 from normgen.schedule.schedule import Schedule
-from normgen.spec.formula import Expression, Name, Number, Power
+from normgen.spec.formula import Call, Cast, Expression, Name, Number, Power, nodes
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,13 @@ class Side:
         """Axes along which an element's number is read."""
         exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
         return frozenset(axis for e in exprs for kind in index_kinds(e) for axis in kind.axes)
+
+    @cached_property
+    def exponentials(self) -> int:
+        """Those that an element's factors and values take."""
+        exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
+        calls = {node for e in exprs for node in nodes(e) if isinstance(node, Call)}
+        return sum(call.function in ("exp", "exp_approximate") for call in calls)
 
 
 @dataclass(frozen=True)
@@ -160,14 +168,14 @@ def _frozen(program: RowProgram, cut: Contraction) -> Contraction:
         order = Order([*(name for name in loads if kinds[name].axes), *numbers, *sorted(found.known), *maps])
         return replace(
             found,
-            slots=tuple(map(order.tree, found.slots)),
+            slots=tuple(_factor(order, slot) for slot in found.slots),
             riding=tuple(map(order.reduce, found.riding)),
             maps=tuple(map(order.statement, found.maps)),
         ), order
 
     (left, of_left), (right, of_right) = map(side, cut.sides)
     sides = {expr: order for found, order in ((cut.left, of_left), (cut.right, of_right)) for expr in found.slots}
-    sums = tuple(replace(dot, args=tuple(sides[arg].tree(arg) for arg in dot.args)) for dot in cut.sums)
+    sums = tuple(replace(dot, args=tuple(_factor(sides[arg], arg) for arg in dot.args)) for dot in cut.sums)
     reduces = (*cut.sums, *cut.riding, *(reduce for look in cut.ahead for reduce in look.riding))
     made = (s.name for s in cut.epilogue if isinstance(s, Load | Map))
     values = dict.fromkeys((*(r.names[0] for r in reduces), *made))
@@ -188,6 +196,12 @@ def _frozen(program: RowProgram, cut: Contraction) -> Contraction:
         epilogue=tuple(map(of_result.statement, cut.epilogue)),
         reduced=reduced,
     )
+
+
+def _factor(order: Order, slot: Expr) -> Expression:
+    """The tree of a factor, which float32 holds: a cast to it rounds nothing."""
+    tree = order.tree(slot)
+    return tree.arg if isinstance(tree, Cast) and tree.to == F32.name else tree
 
 
 def _behind(program: RowProgram, of_result: list[Reduce]) -> set[str]:

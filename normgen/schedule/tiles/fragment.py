@@ -2,7 +2,8 @@
 
 simt   a thread multiplies factors of its own, which it reads as floats, a piece at a time
 mma    the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores, or half
-       as deep ones of TF32: they read them of shared memory, or with hold = reload straight from memory
+       as deep ones of TF32: they read them of shared memory, or with hold = reload straight from memory; with
+       hold = registers they make those of the left side of what they read straight from memory
 wgmma  the lanes of four warps multiply 64 lines by up to 256 columns, which lie in shared memory (wgmma.py)
 
 Either way the lanes of a warp are a rectangle, and a lane owns pieces of the result's lines, equally far apart along m
@@ -14,7 +15,7 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import BF16, CASTS, F16, F32, TF32, DType
 from normgen.errors import ProgramError
-from normgen.knobs import Copy, Fragment, Hold, SoftmaxMethod
+from normgen.knobs import ArithmeticMode, Copy, Fragment, Hold
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, value_alone
 from normgen.schedule.plan import TICKET_BYTES
@@ -30,6 +31,13 @@ FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
 DEEP_BYTES = 32  # of k, what one instruction multiplies: two pieces
 PIECE_BYTES = 16  # of a line of a slot, what changes places
+K_LANES = 4  # lanes that share a line along k
+TOGETHER = 8  # of a thread's columns, what it reads of the other side while it multiplies as many
+# Issue slots of a thread for an element that it makes a factor of, for an exponential by either arithmetic, and for a
+# product of matrices beside these; clocks that a warp waits alone, and for each of its slots. Fitted to 20 trials of
+# softmax @ v of 131,072 rows of 1,024 on an H200.
+ELEMENT, APPROXIMATE, EXACT, PRODUCT = 3.0, 17.0, 27.0, 8.0
+ALONE, ALONE_SLOT = 900.0, 1.6
 ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
 MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1100.0, 9.1, 7.7, 5.35
@@ -46,6 +54,8 @@ class Simt:
     step_clocks = 150  # from one step to the next of a block, which other blocks on its SM fill
     group = 1  # tiles along m that follow each other, column by column: blocks that run together share both sides in L2
     moves = True  # whether threads bring tiles to shared memory
+    exponential = 0.0  # instructions of a thread for one, beside what else an element takes
+    unbound = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
     busy_warps = 0  # of an SM, without which its units wait for their latency
     l2_bytes = 20.0  # from L2, of an SM while all ask, a clock
 
@@ -257,8 +267,16 @@ class TensorCores(Simt):
     """What fragments of tensor cores share."""
 
     scaled = None
-    busy_warps = 6
     l2_bytes = 36.0
+
+    @property
+    def busy_warps(self) -> int:  # type: ignore[override]
+        """More where threads make exponentials before any multiplies."""
+        return 20 if any(side.exponentials for side in self.cut.sides) else 6
+
+    @property
+    def exponential(self) -> float:  # type: ignore[override]
+        return APPROXIMATE if self.schedule.arithmetic is ArithmeticMode.APPROXIMATE else EXACT
 
     @property
     def wait(self) -> float:
@@ -299,8 +317,6 @@ class Mma(TensorCores):
 
     def refusal(self) -> str | None:
         s = self.schedule
-        if s.softmax is SoftmaxMethod.ONLINE:
-            return "a factor that waits for a maximum which moves is rounded anew by each move: softmax = two_pass"
         if self.untensored:
             return self.untensored
         if s.copy is Copy.CP_ASYNC and s.vector < 2:
@@ -365,6 +381,64 @@ class Mma(TensorCores):
     def _reads(self, side: Side) -> float:
         """Reads of four matrices by a warp for a step along k."""
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
+
+
+class Made(Mma):
+    """Lanes make the left side's factors, in registers, of lines that they read once; the other side is as in `Mma`.
+
+    A lane reads 16 bytes of a line along k, which are its elements of two steps of the instruction: which k a lane has
+    is free, as long as the lines across k of the other side come in the same order.
+    """
+
+    busy_warps = 6
+    unbound = 1.15
+
+    def registers(self, device: Device) -> int:
+        return int(super().registers(device) / self.unbound)
+
+    def refusal(self) -> str | None:
+        s, cut = self.schedule, self.cut
+        if why := super().refusal():
+            return why
+        if s.copy is not Copy.CP_ASYNC or s.stages < 2:
+            return "beside factors in registers the other side's tiles come by cp.async: copy = cp_async, stages = 2"
+        loads = [load for load in cut.left.loads if load.kind.axes]
+        stored = {self.problem.tensor(load.tensor).dtype.bytes for load in loads}
+        if self.held_bytes != 2 or stored != {2} or not all(load.kind.is_matrix for load in loads):
+            return "a lane makes factors of 16 bytes of a line, of tensors of 16 bits that lie along it: hold = shared"
+        if not self.lies_deep(cut.left) or self.lies_deep(cut.right):
+            return f"lanes read lines along {cut.k} of the side of {cut.m}, and across it of the other: hold = shared"
+        if s.vector != VECTOR:
+            return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"
+        return None
+
+    @property
+    def factors(self) -> int:
+        """Of a tile those that a lane has made, and what it reads for the next one; of the other side those of a part
+        of a step and of the next part; of each line its maximum, by what that moved, and what rides along.
+        """
+        s, cut = self.schedule, self.cut
+        loads = sum(bool(load.kind.axes) for load in cut.left.loads)
+        line = s.tile_k // 8 * (len(cut.left.slots) + loads) + len(cut.left.riding) + 2 * len(cut.ahead)
+        return s.thread_m * line + 2 * TOGETHER * len(cut.right.slots)
+
+    @property
+    def read_clocks(self) -> float:
+        warps = -(-self.schedule.threads // WARP)
+        return warps * self.schedule.tile_k / self.deep * 4 * self._reads(self.cut.right)
+
+    @property
+    def instructions(self) -> float:
+        """Products, reads of the other side, and of each element what makes a factor of it."""
+        s, cut = self.schedule, self.cut
+        products = PRODUCT * s.thread_m * s.thread_n / 4 * len(cut.sums)
+        element = ELEMENT * len(cut.left.loads) + self.exponential * cut.left.exponentials
+        return s.tile_k / self.deep * (products + self._reads(cut.right)) + s.tile_k / 4 * s.thread_m * element
+
+    @property
+    def wait(self) -> float:
+        """Of a warp alone."""
+        return ALONE + ALONE_SLOT * self.instructions
 
 
 class Streamed(TensorCores):

@@ -5,6 +5,8 @@
 
 The state (r, Σ exp(z - r), Σ exp(z - r) v) is the monoid `online_softmax` with one component more, which is a block's
 tile of the result. So all that is summed over k must be made of exp(z - max z) as a factor, or not know the maximum.
+A factor may be rounded, as those of tensor cores are: exp(z - r) is 1 at most, and rounds to within as large a share of
+itself about each maximum so far. So each term is rounded once, by whichever r it meets.
 A row of nothing but -inf has the sums 0 where those about -inf are NaN: what is stored of them must be NaN either way,
 as the quotient 0 / 0 is. Where it is not, or the maximum itself shows, the sum of the exponentials themselves tells
 such a row from all others: it is 1 or more of these. Then the kernel puts -inf and NaN there.
@@ -18,14 +20,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeGuard
 
+from normgen.dtypes import DTYPES
 from normgen.errors import ProgramError
+from normgen.problem.problem import Problem
+from normgen.program.functions import ROW
 from normgen.program.ir import Load, Map, Reduce, Store, used_names
 from normgen.program.monoid import MAX, SUM
 from normgen.program.trees import is_minus, operands, replaced
-from normgen.schedule.tiles.cut import Contraction
-from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
+from normgen.schedule.tiles.cut import Contraction, contraction
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power
 from normgen.spec.functions import INFINITY
 
 _ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -38,6 +42,7 @@ class Moving:
     """The maximum, the function that its exponentials are of, and the names of the sums that move with it.
 
     hidden  the sum that is 0 of a row of nothing but -inf alone, if the kernel has to ask
+    last    of a row, the last k whose number is not -inf, whatever is read: a whole number; None: no such bound
     """
 
     top: Reduce
@@ -45,6 +50,7 @@ class Moving:
     dots: tuple[str, ...]
     sums: tuple[str, ...]
     hidden: str
+    last: Expression | None
 
 
 @lru_cache(maxsize=1024)
@@ -68,7 +74,8 @@ def moving_maximum(cut: Contraction) -> Moving:
         if why:
             raise ProgramError(f"{_RULE}{why}")
     (exponential,) = found.functions
-    return Moving(top, exponential, dots, sums, hidden)
+    is_all = len(moved) == len((*cut.sums, *cut.riding))  # what does not know the maximum sums other terms, too
+    return Moving(top, exponential, dots, sums, hidden, _last_of(cut, top) if is_all else None)
 
 
 def moves(cut: Contraction) -> bool:
@@ -78,6 +85,28 @@ def moves(cut: Contraction) -> bool:
     except ProgramError:
         return False
     return True
+
+
+def leaves_out(problem: Problem) -> bool:
+    """Whether a kernel of the problem may leave out terms behind the last one of each row."""
+    try:
+        return moving_maximum(contraction(problem)).last is not None
+    except ProgramError:  # of no product, or of none of a softmax
+        return False
+
+
+def _last_of(cut: Contraction, top: Reduce) -> Expression | None:
+    """e of a maximum of where(term <= e, number, -inf), where e is made of the row's number alone."""
+    maps = {step.name: step.expr for step in cut.ahead[0].maps}
+    tree = replaced(top.args[0], maps)
+    if not isinstance(tree, Call) or tree.function != "where" or (cut.m, cut.k) != ("rows", "inner"):
+        return None
+    condition, _, other = tree.args
+    is_hidden = is_minus(other) and isinstance(other, Binary) and other.right == Name(INFINITY)
+    match condition:
+        case Call("<=", (Call(function="int", args=(Name("term"),)), Call(function="int", args=(last,)))) if is_hidden:
+            return last if last.names <= {ROW.name} else None
+    return None
 
 
 def _shown(cut: Contraction, top: str, moved: frozenset[str], hidden: str = "") -> str:
@@ -156,7 +185,7 @@ class _Exponentials:
         if self.top not in whole.names:
             return False
         parts = list(_factors(whole))
-        own = [part for way, part in parts if way == "*" and self._is_own(part)]
+        own = [call for way, part in parts if way == "*" and (call := self._own(part))]
         if not of_sum or len(own) != 1 or sum(self.top in part.names for _, part in parts) > 1:
             raise ProgramError(f"{_RULE}: what reads it is a sum of exp(z - max(z)), or of multiples of that")
         self.functions.add(own[0].function)
@@ -164,12 +193,15 @@ class _Exponentials:
 
     def is_bare(self, expr: Expression) -> bool:
         """Whether it is exp(z - max z)."""
-        return self._is_own(replaced(expr, self.maps))
+        return self._own(replaced(expr, self.maps)) is not None
 
-    def _is_own(self, part: Expression) -> TypeGuard[Call]:
-        if not isinstance(part, Call) or part.function not in ("exp", "exp_approximate"):
-            return False
-        return Counter(operands(part.args[0], "+-")) == self.argument + Counter([("-", Name(self.top))])
+    def _own(self, part: Expression) -> Call | None:
+        """The call, if a factor is one of exp(z - max z), or such a call rounded to fewer digits, not to a grid."""
+        call = part.arg if isinstance(part, Cast) and not DTYPES[part.to].is_coarse else part
+        if not isinstance(call, Call) or call.function not in ("exp", "exp_approximate"):
+            return None
+        is_own = Counter(operands(call.args[0], "+-")) == self.argument + Counter([("-", Name(self.top))])
+        return call if is_own else None
 
 
 def _factors(tree: Expression) -> Iterator[tuple[str, Expression]]:

@@ -18,9 +18,10 @@ from normgen.program.source import written_program
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Contraction, Side, contraction, contraction_of
-from normgen.schedule.tiles.fragment import Mma, Simt, Streamed
+from normgen.schedule.tiles.fragment import Made, Mma, Simt, Streamed
+from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.wgmma import Wgmma
-from normgen.spec.formula import Name
+from normgen.spec.formula import Expression, Name
 
 # Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
 # sums of f32, sm_90) spills none, one with 120 does.
@@ -39,7 +40,8 @@ class TilePlan:
     @cached_property
     def fragment(self) -> Simt:
         """Who multiplies the factors."""
-        kinds = {Fragment.SIMT: Simt, Fragment.MMA: Mma if self.in_shared else Streamed, Fragment.WGMMA: Wgmma}
+        of_warps = {Hold.RELOAD: Streamed, Hold.REGISTERS: Made}.get(self.schedule.hold, Mma)
+        kinds = {Fragment.SIMT: Simt, Fragment.MMA: of_warps, Fragment.WGMMA: Wgmma}
         return kinds[self.schedule.fragment](self.problem, self.schedule, self.cut)
 
     @property
@@ -88,12 +90,22 @@ class TilePlan:
 
     @property
     def in_shared(self) -> bool:
-        """Whether tiles of both sides wait in shared memory."""
-        return self.schedule.hold is Hold.SHARED
+        """Whether tiles wait in shared memory: of both sides, or of the right one."""
+        return self.schedule.hold is not Hold.RELOAD
+
+    @property
+    def shared_sides(self) -> tuple[Side, ...]:
+        """The sides whose tiles wait in shared memory."""
+        return tuple(side for side in self.cut.sides if self.in_shared and not self.is_made(side))
+
+    def is_made(self, side: Side) -> bool:
+        """Whether lanes make a side's factors where the products read them, in registers."""
+        return self.schedule.hold is Hold.REGISTERS and side is self.cut.left
 
     def copies(self, side: Side) -> bool:
         """Whether a side's tiles reach shared memory past the registers: cp.async moves what is stored as a slot is."""
-        return self.schedule.copy is not Copy.DIRECT and not self.way_through_registers(side)
+        is_shared = self.schedule.copy is not Copy.DIRECT and not self.is_made(side)
+        return is_shared and not self.way_through_registers(side)
 
     def scales(self, side: Side) -> bool:
         """Whether a thread makes the factors of what it has copied itself, where that lies."""
@@ -172,14 +184,12 @@ class TilePlan:
     @cached_property
     def riding_floats(self) -> int:
         """What the threads leave of reductions that ride along, when they are done with the slots."""
-        sides = self.cut.sides if self.in_shared else ()
-        return sum(len(side.riding) * self.lines(side) * self.tile(side.axis) for side in sides)
+        return sum(len(side.riding) * self.lines(side) * self.tile(side.axis) for side in self.shared_sides)
 
     @cached_property
     def slots_floats(self) -> int:
         """Of all tiles that wait in shared memory, or of what takes their place."""
-        sides = self.cut.sides if self.in_shared else ()
-        tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in sides) // 4
+        tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in self.shared_sides) // 4
         exchanged = self.fragment.exchanged_floats
         return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats, exchanged)
 
@@ -200,9 +210,15 @@ class TilePlan:
         return self.schedule.softmax is SoftmaxMethod.ONLINE
 
     @cached_property
+    def last(self) -> Expression | None:
+        """The last k of a row whose term is not 0, where tiles behind it are not read."""
+        return moving_maximum(self.cut).last if self.is_online else None
+
+    @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: tiles, and what is known of each row of the tile."""
-        statistics = self.schedule.stages if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
+        moved = 0 if self.is_made(self.cut.left) else self.schedule.stages
+        statistics = moved if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
         handed = 0 if self.hands_in_slots else self.handed_floats
         floats = self.slots_floats + handed + statistics * self.schedule.tile_m
         return 4 * floats + self.fragment.barrier_bytes
@@ -233,7 +249,7 @@ class TilePlan:
     def held_registers(self) -> int:
         """Registers of a thread for sums, factors, and what is on its way to shared memory."""
         words, threads = 0, self.schedule.threads
-        for side in self.cut.sides if self.in_shared else ():
+        for side in self.shared_sides:
             loads = self.gains(side) if self.scales(side) else () if self.copies(side) else side.loads
             vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * max(1, threads)))
             for ld in loads:

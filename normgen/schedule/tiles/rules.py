@@ -50,7 +50,9 @@ def grid(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def place(_: Problem, s: Schedule, __: Device) -> str | None:
-    if s.hold not in (Hold.SHARED, Hold.RELOAD):
+    if s.hold is Hold.REGISTERS and s.fragment is not Fragment.MMA:
+        return "lanes make factors in registers, where tensor cores read them, with fragment = mma: hold = shared"
+    if s.hold is Hold.HYBRID:
         return "tiles wait in shared memory, or each thread reads what it multiplies: hold = shared or reload"
     is_wide = s.vector > 1 and s.fragment is Fragment.SIMT
     if s.hold is Hold.RELOAD and (s.stages > 1 or s.copy is not Copy.DIRECT or is_wide):
@@ -122,9 +124,9 @@ def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
         moving_maximum(contraction(problem))
     except ProgramError as error:
         return error.rule
-    if s.hold is not Hold.SHARED:
-        return "a maximum moves while tiles pass through registers to shared memory: hold = shared"
-    if s.tile_m * s.tile_k // s.vector % max(1, s.threads):
+    if s.hold is Hold.RELOAD:
+        return "a maximum moves while tiles pass through registers: hold = shared, or registers"
+    if s.hold is Hold.SHARED and s.tile_m * s.tile_k // s.vector % max(1, s.threads):
         return "each thread has as many vectors of the tile whose maximum moves: fewer threads, or a larger tile_k"
     return None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from normgen.device import Device
 from normgen.knobs import KNOBS, Copy, DependentLaunch, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
+from normgen.program.ir import value_alone
 from normgen.schedule.lanes.space import problem_arithmetic
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
@@ -67,11 +68,11 @@ WAYS_OF_WAITING = (
 def ways(problem: Problem, fragment: Fragment) -> tuple[tuple[SoftmaxMethod, Copy, int, int], ...]:
     """(softmax, copy, stages, tile_k): first those in which a row is read once."""
     cut = contraction(problem)
-    if fragment is Fragment.MMA or not cut.ahead:
-        known = WAYS if fragment is Fragment.SIMT else WAYS_OF_TENSORS
-        return tuple((SoftmaxMethod.TWO_PASS, *way) for way in known)
     methods = (SoftmaxMethod.ONLINE, SoftmaxMethod.TWO_PASS) if moves(cut) else (SoftmaxMethod.TWO_PASS,)
-    return tuple((method, *way) for method in methods for way in WAYS_OF_WAITING)
+    methods = methods[:1] if fragment is Fragment.MMA else methods
+    of_simt = WAYS_OF_WAITING if cut.ahead else WAYS
+    known = of_simt if fragment is Fragment.SIMT else WAYS_OF_TENSORS
+    return tuple((method, *way) for method in methods for way in known)
 
 
 def points(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -86,7 +87,8 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
     best = {base: min((c for s in made if (c := _clocks(problem, s, device))), default=math.inf)
             for base, made in in_ways.items()}  # fmt: skip
     near = sorted((base for base in bases if best[base] <= NEAR * min(best.values())), key=best.__getitem__)
-    streamed = (*streams(problem, device), *teams(problem, device)) if fragment is Fragment.MMA else ()
+    streamed = (*streams(problem, device), *teams(problem, device), *makers(problem, device))
+    streamed = streamed if fragment is Fragment.MMA else ()
     in_parts = (part for base in near[: MOST_CUTS[fragment]] for found in in_ways[base]
                 for part in parted(problem, found, device))  # fmt: skip
     for found in (*streamed, *in_parts):
@@ -143,6 +145,22 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
         for cluster in (parts for parts in PARTS_OF_TEAMS if parts == 1 or parts <= shared):
             depths = (tile.varied(stages=stages, cluster=cluster) for stages in reversed(KNOBS["stages"].values))
             yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
+
+
+def makers(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Of a left side that is computed: lanes make its factors of lines that they read once, warps own whole rows."""
+    cut = contraction(problem)
+    if all(map(value_alone, cut.left.slots)):
+        return
+    cols = problem.sizes.along(cut.n)
+    tile_n = next((tile for tile in KNOBS["tile_n"].values[1:] if tile >= cols), KNOBS["tile_n"].values[-1])
+    way = Schedule(hold=Hold.REGISTERS, copy=Copy.CP_ASYNC, fragment=Fragment.MMA, vector=widest(problem, device))
+    way = way.varied(tile_n=tile_n, thread_n=tile_n // 4, arithmetic=problem_arithmetic(problem))
+    way = way.varied(softmax=SoftmaxMethod.ONLINE if moves(cut) else SoftmaxMethod.TWO_PASS)
+    for warps, thread_m, tile_k, stages in itertools.product((8, 4, 2), (4, 2), (32, 64, 128), (2, 3, 4)):
+        found = way.varied(tile_m=8 * thread_m * warps, thread_m=thread_m, tile_k=tile_k, stages=stages)
+        if refusal(problem, found, device) is None:
+            yield found
 
 
 def _clocks(problem: Problem, s: Schedule, device: Device) -> float:

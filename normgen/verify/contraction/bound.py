@@ -29,6 +29,9 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
   terms or more, so there are M <= d / 8 moves: at worst 3 M u T <= 3/8 d u T beside d u T; by chance
   √(d + 5 M) <= 1.28 √d. A move's errors are those of all sums of the row alike, the divisor's too, and leave the
   quotient but for the terms that join later.
+* A factor that is rounded about a maximum which moves, cast(exp(z - r_j)) Π exp(r_i - r_i+1), is off by as large a
+  share of itself as cast(exp(z - r)), but for the place in a binade: by twice as much at most, as REARRANGED is. The
+  divisor is the sum of what is not rounded, as the formula says.
 * Where every partial sum is a whole number of units, and T no more than 2^24 of these, float32 holds each of them: the
   product is exact in any order. The unit is 2 to the sum of the least exponents of a bit that is set on either side.
 * A term below the smallest normal number loses 2^-150. A factor of a computed side, such as a norm's rstd, may be
@@ -36,6 +39,8 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
   their factor, and overflow.
 * Of the terms of an infinity or NaN nothing rounds: what IEEE says of them must be found, but where a partial sum of
   the others may overflow, or the factor of an infinity may be 0.
+* A kernel that knows behind which term a row's factors are 0, as those of a causal softmax, may leave these out: where
+  the other factor is an infinity or NaN there, nothing is said.
 * A computed side whose line has no finite term has an infinite factor, such as the largest of a row: the kernel that
   multiplies by it behind the sum finds an infinity where infinite terms of both signs, or 0 times infinity, are NaN.
 """
@@ -68,6 +73,7 @@ def contracted(
     drifts: NDArray[np.bool_] | None,
     level: NDArray[np.bool_] | None = None,
     at_once: int = 0,
+    is_part: bool = False,
 ) -> Bounded:
     """Σ a b over an axis with its bound.
 
@@ -76,6 +82,7 @@ def contracted(
     drifts  where both sides lie on a grid, in the product's shape or broadcast to it; None: nowhere
     level   of a product over inner: the columns of the right side that are not drawn at random
     at_once products that tensor cores, which may have added the terms, take at a step at least; 0: none have
+    is_part whether terms of a factor 0 may be left out
     """
     value = product(a.value, b.value, over)
     if 0 in (a.value.size, b.value.size):  # of no terms, or no elements
@@ -106,6 +113,8 @@ def contracted(
     error = np.where(left_out * size + error >= OVERFLOW, np.inf, np.where(known, error, 0.0))
     found = Bounded(value, error)
     loose = (_loose(a, b, over) | _loose(b, a, over)) & ~_surely_nan(a, b, over)
+    if is_part:
+        loose = loose | _left_out(a, b, over) | _left_out(b, a, over)
     loose = loose | _has_infinite_factor(a, b, over) | _has_infinite_factor(b, a, over)
     return unknown(found, loose) if np.any(loose) else found
 
@@ -141,6 +150,13 @@ def _loose(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
     if a.may_be_0 is not None and np.any(infinite := np.isinf(b.value)):
         found |= _meets(np.broadcast_to(a.may_be_0, a.value.shape), infinite, over)
     return found
+
+
+def _left_out(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
+    """Where a term may be left out that is not finite: a factor of a computed side may be 0 there."""
+    if a.error is None or np.all(finite := np.isfinite(b.value)):
+        return np.asarray(False)
+    return _meets(a.may_be_0 if a.may_be_0 is not None else a.value == 0, ~finite, over)
 
 
 def _has_infinite_factor(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
