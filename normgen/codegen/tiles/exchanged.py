@@ -52,12 +52,13 @@ class ExchangedResults(Epilogue):
         lines, elements = self.parts()
         inside_m, inside_n = self.inside
         stores = [s for s in elements if isinstance(s, Store)]
-        reads_n = any(isinstance(s, Load) for s in elements)
+        reads_n = any(isinstance(s, Load) and self.n in s.kind.axes for s in self.plan.cut.epilogue)
         vector = (Let("const int", "n", "n0 + own_n(j)"), *when(inside_n if reads_n else "", *self._vector(elements)))
         over_n = For(f"for (int j = piece; j < piece + {VECTOR}; j += {WIDTH})", vector, UNROLL)
         m = Let("const int", "m", "m0 + own_m(i)")
-        made = [m, *when(inside_m if lines else "", *self._line(lines), over_n)]
-        exchanged = [Do(f"whole_words({s.tensor}_pieces[i].bits)") for s in stores]
+        reads_m = any(self.m in s.kind.axes for s in self.plan.cut.epilogue if isinstance(s, Load))
+        made = [m, *when(inside_m if lines or reads_m else "", *self._line(lines), over_n)]
+        exchanged = [Do(f"whole_{self._unit(s)}({s.tensor}_pieces[i].bits)") for s in stores]
         written = [one for s in stores for one in self._write_piece(s)]
         whole = when(inside_n, *written)
         stored = [m, *when(inside_m, Let("const int", "n", f"n0 + 4 * piece + {VECTOR} * tn"), *whole)]
@@ -67,15 +68,23 @@ class ExchangedResults(Epilogue):
             loop("i", "kThreadM", stored, unroll=UNROLL),
         ]
         head = f"for (int piece = 0; piece < kThreadN; piece += {VECTOR})"
-        return [*self._scalars(self.plan.cut.epilogue), For(head, tuple(group), UNROLL)]
+        return [*self._scalars(self.plan.cut.epilogue), *self.of_groups(), For(head, tuple(group), UNROLL)]
+
+    def _unit(self, store: Store) -> str:
+        """What two elements are."""
+        return "words" if self.access.problem.tensor(store.tensor).dtype.bytes == 2 else "halves"
 
     def _write(self, store: Store) -> tuple[Statement, ...]:
         """What a lane has of a piece."""
         tensor = store.tensor
+        place, two = f"{tensor}_pieces[i].bits[(j - piece) / {WIDTH}]", f"{tensor}_vec.bits[0]"
+        if self._unit(store) == "halves":
+            place = f"{tensor}_pieces[i].bits[(j - piece) / 4]"
+            two = f"(j - piece) % 4 == 0 ? {two} : {place} | {two} << 16"
         return (
             Do(f"{self.access.vec(tensor, WIDTH)} {tensor}_vec"),
             Do(f"pack({tensor}_vec, {tensor}_values)"),
-            Set(f"{tensor}_pieces[i].bits[(j - piece) / {WIDTH}]", f"{tensor}_vec.bits[0]"),
+            Set(place, two),
         )
 
     def _write_piece(self, store: Store) -> tuple[Statement, ...]:

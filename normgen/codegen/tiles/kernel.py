@@ -28,6 +28,7 @@ from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.exchanged import exchanged
 from normgen.codegen.tiles.fragment import MmaText, SimtText
+from normgen.codegen.tiles.grouped import GroupedText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.parts import PartsText
 from normgen.codegen.tiles.reduced import ReducedText
@@ -120,6 +121,7 @@ class TileKernel:
         found += [*self.fragment.depth(), *self.parts.constants()]
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
+        found += GroupedText(self.access, plan.cut.grouped).constants() if plan.cut.grouped else []
         if plan.fragment.group > 1:
             found.append(
                 constant("kGroup", str(plan.fragment.group), f"tiles of {plan.cut.m}, of a column one after another")

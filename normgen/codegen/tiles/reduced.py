@@ -41,7 +41,7 @@ class ReducedText:
         for reduce in self.reduced.reduces:
             found.append(Let("float* const", f"{reduce.names[0]}_left", start))
             start = f"{reduce.names[0]}_left + kTileN / kThreadN * kTileM"
-        return found if self.plan.reads_last else found[1:]
+        return found if self.plan.reads_last or self.plan.groups_meet else found[1:]
 
     def start_row(self) -> list[Statement]:
         return [Do(f"float {r.names[0]}_own = {single_identity(r)}") for r in self.reduced.reduces]

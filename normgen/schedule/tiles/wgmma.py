@@ -41,6 +41,7 @@ class Wgmma(TensorCores):
     moves = False
     reads_pieces_of_k = False
     lanes = (8, 4)
+    lanes_apart = 1
     busy_warps = 1
     step_clocks = 0
     l2_bytes = 42.0
@@ -58,6 +59,8 @@ class Wgmma(TensorCores):
             return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
         if cut.ahead or cut.riding or cut.reduced:
             return "blocks that go from tile to tile reduce nothing beside their products: fragment = mma"
+        if cut.grouped and not self.exchanges_results:
+            return "beside groups a tile reads nothing as large as the result, and stores 16 or 8 bits: fragment = mma"
         if any(t.kind.by_batch for t in self.problem.tensors):
             return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
         if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":
@@ -110,9 +113,10 @@ class Wgmma(TensorCores):
 
     @cached_property
     def exchanges_results(self) -> bool:
-        """Whether lanes exchange what they store rather than their sums, which are twice as many words.
+        """Whether lanes exchange what they store rather than their sums, which are more words.
 
-        What they compute of each element for itself is all of 16 bits then, and nothing as large as the result is read.
+        What they compute of each element for itself is of 16 or 8 bits then, and nothing as large as the result is
+        read.
         """
         columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and self.cut.n in s.kind.axes]
         stores = [s for s in columns if isinstance(s, Store)]
@@ -121,7 +125,8 @@ class Wgmma(TensorCores):
 
     def _is_of_words(self, store: Store) -> bool:
         is_whole = {*store.kind.axes} == self.result and not store.accumulate
-        return is_whole and self.problem.tensor(store.tensor).dtype.bytes == self.held_bytes
+        dtype = self.problem.tensor(store.tensor).dtype
+        return is_whole and dtype.packed == 1 and dtype.bytes <= self.held_bytes
 
     @property
     def result(self) -> set[str]:
