@@ -36,15 +36,12 @@ class GroupedText:
 
     def constants(self) -> list[Let]:
         said = "of these, what a thread owns"
-        found = [
+        return [
             setting("kGroupN", self.grouped.size, "columns of a group"),
             constant("kOwnN", "kGroupN < kApartN ? kPieceN : kGroupN / (kTileN / kThreadN)", said),
             constant("kGroups", "kThreadN / kOwnN", "of which a thread has a part"),
             setting("kSharers", self.plan.threads_of_group, "threads that share a group of a line"),
         ]
-        if self.plan.groups_meet:
-            found.append(constant("kMeeting", "kSharers / kLanesN", "warps that do"))
-        return found
 
     def statements(
         self,
@@ -157,7 +154,8 @@ class GroupedText:
         if not self.plan.groups_meet:
             return []
         free = [Do("__syncthreads()", "nobody reads the slots any more")] if self.plan.reads_last else []
-        found: list[Statement] = [*free, Let("const int", "warp_n", "tn / kLanesN")]
+        found: list[Statement] = [*free, constant("kMeeting", "kSharers / kLanesN", "warps that share a group")]
+        found.append(Let("const int", "warp_n", "tn / kLanesN"))
         start = "reinterpret_cast<float*>(dynamic_shared())"
         for reduce in self.grouped.reduces:
             found.append(Let("float* const", f"{reduce.names[0]}_left", start))
