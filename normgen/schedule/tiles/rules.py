@@ -57,6 +57,8 @@ def place(_: Problem, s: Schedule, __: Device) -> str | None:
 
 
 def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if min(s.vector, s.thread_n) % problem.packed:
+        return f"a thread writes whole bytes of {problem.packed} elements: vector and thread_n are multiples of it"
     if s.vector == 1:
         return None
     if problem.any_cols:

@@ -97,9 +97,11 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def streams(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Of few lines along m: warps share k, and read lines of both sides straight from memory."""
-    lines = problem.sizes.along(contraction(problem).m)
+    cut = contraction(problem)
+    lines, least = problem.sizes.along(cut.m), cut.grouped.size if cut.grouped else 0
     tile_m = next((tile for tile in (8, 16, 32, 64) if tile >= lines), 0)
-    for tile_n, warps, tile_k in itertools.product((16, 32, 64), (2, 4, 8, 16), (32, 64, 128) if tile_m else ()):
+    tiles_n = dict.fromkeys(max(tile_n, least) for tile_n in (16, 32, 64))
+    for tile_n, warps, tile_k in itertools.product(tiles_n, (2, 4, 8, 16), (32, 64, 128) if tile_m else ()):
         each = tile_m * tile_n // (32 * warps)
         way = Schedule(hold=Hold.RELOAD, fragment=Fragment.MMA, vector=widest(problem, device), tile_k=tile_k)
         if each:
