@@ -97,8 +97,8 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def streams(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Of few lines along m: warps share k, and read lines of both sides straight from memory."""
-    cut = contraction(problem)
-    lines, least = problem.sizes.along(cut.m), cut.grouped.size if cut.grouped else 0
+    grouped, lines = contraction(problem).grouped, problem.sizes.along(contraction(problem).m)
+    least = grouped.size if grouped else 0
     tile_m = next((tile for tile in (8, 16, 32, 64) if tile >= lines), 0)
     tiles_n = dict.fromkeys(max(tile_n, least) for tile_n in (16, 32, 64))
     for tile_n, warps, tile_k in itertools.product(tiles_n, (2, 4, 8, 16), (32, 64, 128) if tile_m else ()):
