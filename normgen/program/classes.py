@@ -168,7 +168,7 @@ def _misfits(
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
         case Reduce(kind=kind, args=args) if is_of_groups(statement):
-            if kind_of(args[0], kinds) is not Kind.ELEM:
+            if not kind_of(args[0], kinds).is_elem:
                 yield "groups of columns are reduced of values along rows and cols", _SPLIT
         case Reduce(kind=kind) if not statement.is_dot:
             if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
@@ -176,7 +176,7 @@ def _misfits(
                 yield rule, _STATISTIC
             elif k.is_row and result.by_batch:
                 yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
-        case Map(kind=kind) | Store(kind=kind) if kind.is_groups and result is Kind.ELEM:
+        case Map(kind=kind) | Store(kind=kind) if kind.is_groups and result.is_elem:
             return
         case Map(kind=kind) if waits and kind not in result:
             yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE

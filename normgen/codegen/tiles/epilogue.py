@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import Do, For, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
-from normgen.codegen.tiles.grouped import GroupedText
+from normgen.codegen.tiles.behind.grouped import GroupedText
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store, value_kinds

@@ -25,10 +25,10 @@ from normgen.codegen.statements import (
     type_setting,
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
+from normgen.codegen.tiles.behind.grouped import GroupedText
 from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.exchanged import exchanged
 from normgen.codegen.tiles.fragment import MmaText, SimtText
-from normgen.codegen.tiles.grouped import GroupedText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.parts import PartsText
 from normgen.codegen.tiles.reduced import ReducedText
