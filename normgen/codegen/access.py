@@ -98,6 +98,40 @@ class Tensors:
         name = self.problem.tensor(tensor).witness
         return self.problem.tensor(name).memory if name else ""
 
+    # ---- values of groups --------------------------------------------------------------------------------------
+
+    def row_pointer(self, tensor: TensorUse, row: str) -> Let:
+        const = "const " if tensor.is_const else ""
+        match tensor.layout:
+            case ScaleLayout.ROW_MAJOR:
+                step = f"static_cast<long long>({row}) * {tensor.name}_pitch"
+            case ScaleLayout.COLUMN_MAJOR:
+                step = row
+            case ScaleLayout.PACKED:
+                step = f"static_cast<long long>({row}) * {WORD}"
+            case ScaleLayout.SWIZZLED:
+                tile = f"static_cast<long long>({row} / {TILE_ROWS}) * {tensor.name}_pitch"
+                step = f"{tile} + place_in_tile({row})"
+        start = f"{tensor.name} + {step}"
+        return Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", start)
+
+    def write_group(self, tensor: str, group: str, value: str, *, row: str, groups: str) -> str:
+        """One value of a group, by the group's number of a row's `groups`: `row_pointer` is where the row's begin."""
+        start, pitch = f"{tensor}_row", f"{tensor}_pitch"
+        match self.problem.tensor(tensor).layout:
+            case ScaleLayout.ROW_MAJOR:
+                return self._write_value(tensor, f"{start}[{group}]", value)
+            case ScaleLayout.COLUMN_MAJOR:
+                return self._write_value(tensor, f"{start}[static_cast<long long>({group}) * {pitch}]", value)
+            case ScaleLayout.PACKED:
+                return f"write_packed({start}, {pitch}, {group}, {groups}, {value})"
+            case ScaleLayout.SWIZZLED:
+                return f"write_swizzled({start}, {row}, rows, {group}, {groups}, {value})"
+
+    def _write_value(self, tensor: str, place: str, value: str) -> str:
+        is_float = self.problem.tensor(tensor).dtype is F32
+        return f"{place} = {value}" if is_float else f"write_row_value(&{place}, {value})"
+
 
 class Access(Tensors):
     """The names and addresses of one kernel."""
@@ -197,21 +231,7 @@ class Access(Tensors):
 
     def write_group_value(self, tensor: str, group: str, value: str) -> str:
         """One value of a group, by the group's number in its row: `row_pointer` is where those of the row begin."""
-        row, pitch = f"{tensor}_row", f"{tensor}_pitch"
-        match self.plan.problem.tensor(tensor).layout:
-            case ScaleLayout.ROW_MAJOR:
-                return self._write_value(tensor, f"{row}[{group}]", value)
-            case ScaleLayout.COLUMN_MAJOR:
-                return self._write_value(tensor, f"{row}[static_cast<long long>({group}) * {pitch}]", value)
-            case ScaleLayout.PACKED:
-                return f"write_packed({row}, {pitch}, {group}, {self.cols} / kGroup, {value})"
-            case ScaleLayout.SWIZZLED:
-                number = self.valid_row
-                return f"write_swizzled({row}, {number}, rows, {group}, {self.cols} / kGroup, {value})"
-
-    def _write_value(self, tensor: str, place: str, value: str) -> str:
-        is_float = self.plan.problem.tensor(tensor).dtype is F32
-        return f"{place} = {value}" if is_float else f"write_row_value(&{place}, {value})"
+        return self.write_group(tensor, group, value, row=self.valid_row, groups=f"{self.cols} / kGroup")
 
     def start(self, tensor: str) -> str:
         """Where a row's values of columns begin, or all rows' where these have the same."""
@@ -430,21 +450,6 @@ class Access(Tensors):
         row = f"min({own}, {self.last})" if self.walks_heads else f"Team::row(first_row, {self.end})"
         row = f"{own} < {self.end} ? {own} : own_row" if self.plan.one_shift else row
         return "fetched_row", [Let("const int", "fetched_row", row)]
-
-    def row_pointer(self, tensor: TensorUse, row: str) -> Let:
-        const = "const " if tensor.is_const else ""
-        match tensor.layout:
-            case ScaleLayout.ROW_MAJOR:
-                step = f"static_cast<long long>({row}) * {tensor.name}_pitch"
-            case ScaleLayout.COLUMN_MAJOR:
-                step = row
-            case ScaleLayout.PACKED:
-                step = f"static_cast<long long>({row}) * {WORD}"
-            case ScaleLayout.SWIZZLED:
-                tile = f"static_cast<long long>({row} / {TILE_ROWS}) * {tensor.name}_pitch"
-                step = f"{tile} + place_in_tile({row})"
-        start = f"{tensor.name} + {step}"
-        return Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", start)
 
     def row_starts(self) -> list[Statement]:
         """Where the row starts in each tensor of rows, and its batch's in each tensor of batches; how it is cut."""

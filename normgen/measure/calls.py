@@ -485,7 +485,13 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     if "rows_per_batch" in tiles:
         tiles["rows"] = tiles.pop("rows_per_batch")
     free = ("rows", "cols", "inner") if problem.any_cols else ("rows",)
-    ragged = {name: 2 * tiles[name] + tiles[name] // 2 + 1 if name in tiles else max(LENGTHS) + 3 for name in free}
+
+    def whole(name: str, length: int) -> int:
+        """As many, or the next number that an axis may have: columns are whole groups."""
+        each = problem.spec.whole_cols if name == "cols" else 1
+        return -(-length // each) * each
+
+    ragged = {n: whole(n, 2 * tiles[n] + tiles[n] // 2 + 1 if n in tiles else max(LENGTHS) + 3) for n in free}
     normal = _normal(problem)
 
     def at(
@@ -504,7 +510,7 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
 
     for name in free:
         lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1) if name in tiles else (1, *LENGTHS)
-        for length in lengths:
+        for length in dict.fromkeys(whole(name, length) for length in lengths):
             yield at(f"at {length} {name}", sizes={name: length})
     if (over := summed(problem)) is not None and over.is_row:
         yield at("at 0 rows", sizes={"rows": 0})
@@ -521,9 +527,10 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
             rows = 2 * each + -(-each // 2)
             yield at(f"with {each} rows a batch, the last one short", sizes={"rows": rows}, rows_per_batch=each)
     if len(free) > 1:
-        equal = max(ragged.values())
+        equal = whole("cols", max(ragged.values()))
         yield at(f"at {equal} {', '.join(free)}", sizes=dict.fromkeys(free, equal))
-    own = {name: problem.pitch_of(problem.tensor(name)) for name in _pitched(module)}
+    most = problem.with_rows(ragged["rows"])  # a line may have an element a row
+    own = {name: most.pitch_of(problem.tensor(name)) for name in _pitched(module)}
     own |= dict.fromkeys((n for n in own if problem.any_cols), max(ragged.values()))
     own = {name: pitch + (i + 1) * PITCH_STEP for i, (name, pitch) in enumerate(own.items())}
     if own:
@@ -533,12 +540,11 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     yield at(said)
     yield at(f"{said} and threads in another order", order=1)
     for name, pitch in own.items():
-        lines = _lines(problem, name, problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))
+        sizes = {n: whole(n, FAR_ROWS) for n in free}
+        lines = _lines(problem, name, problem.sizes._replace(**sizes))
         if lines > 1:
             far = pitch + -(-FAR // ((lines - 1) * PITCH_STEP)) * PITCH_STEP
-            yield at(
-                f"with lines of {name} beyond 2^31 elements", sizes=dict.fromkeys(free, FAR_ROWS), pitches={name: far}
-            )
+            yield at(f"with lines of {name} beyond 2^31 elements", sizes=sizes, pitches={name: far})
 
 
 def _lines(problem: Problem, name: str, sizes: Sizes) -> int:

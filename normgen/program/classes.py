@@ -58,6 +58,11 @@ def is_of_result(reduce: Reduce, axes: TileAxes, kinds: dict[str, Kind]) -> bool
     return not reduce.is_dot and reduce.kind.is_row and kind_of(reduce.args[0], kinds) is axes.m | axes.n
 
 
+def is_of_groups(statement: Statement) -> bool:
+    """Whether it reduces groups of columns, which lie in a tile."""
+    return isinstance(statement, Reduce) and statement.kind.is_groups
+
+
 def program_class(program: RowProgram) -> ProgramClass:
     """Tiles of a program with a contraction, or with a value along inner; else rows.
 
@@ -118,7 +123,7 @@ def tile_axes(program: RowProgram) -> TileAxes:
         found = names if waits or isinstance(statement, Reduce) else ()
         reduced.update(found)
         is_dot = isinstance(statement, Reduce) and statement.is_dot
-        of_rows = not is_dot and kinds.get(names[0], Kind.SCALAR).by_row
+        of_rows = not is_dot and kinds.get(names[0], Kind.SCALAR).by_row and not is_of_groups(statement)
         statistics.update(found if of_rows and waits <= statistics and not {*found} & of_result else ())
     return axes
 
@@ -163,12 +168,17 @@ def _misfits(
             yield f"all contractions of a kernel sum {_of(k)} to values along {_of(result)}", _SAVE
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
+        case Reduce(kind=kind, args=args) if is_of_groups(statement):
+            if not kind_of(args[0], kinds).is_elem:
+                yield "groups of columns are reduced of values along rows and cols", _SPLIT
         case Reduce(kind=kind) if not statement.is_dot:
             if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
                 rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
                 yield rule, _STATISTIC
             elif k.is_row and result.by_batch:
                 yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
+        case Map(kind=kind) | Store(kind=kind) if kind.is_groups and result.is_elem:
+            return
         case Map(kind=kind) if waits and kind not in result:
             yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
         case Store(kind=kind) if kind not in result or kind is Kind.SCALAR:

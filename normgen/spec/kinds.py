@@ -86,10 +86,10 @@ def _check_no_inner(spec: Spec) -> None:
 
 
 def _check_tensors(spec: Spec) -> None:
-    """A kernel of products has no heads, groups, totals or random numbers yet, and of batches matrices alone."""
+    """A kernel of products has no heads, totals, random numbers yet, of batches matrices and of groups scales alone."""
     for tensor in spec.tensors:
         of_batch = tensor.kind.by_batch and not tensor.kind.is_batch_matrix
-        if of_batch or tensor.kind.by_group or tensor.role in (Role.SEED, Role.SCALAR_OUTPUT):
+        if of_batch or tensor.kind.is_spread or tensor.role in (Role.SEED, Role.SCALAR_OUTPUT):
             rule = f"a spec with a product of matrices has no {tensor.role} yet"
             hint = "what stands before or behind the product is a spec of its own"
             raise SpecError(rule, file=spec.file, line=tensor.line, received=tensor.name, hint=hint)
@@ -260,10 +260,11 @@ class _Kinds:
             rule = f"of inner there are sum, mean, max, min and absmax of all of it, not {tree.function} as here"
             raise self.error(rule, tree, hint="give the tensor the axes rows and cols, in a spec of its own")
         if self.has_products and kind.by_col:
-            if group or tree.function in POSITIONS or tree.function == TAKE:
+            if tree.function in POSITIONS or tree.function == TAKE:
                 rule = f"{tree.function} of columns asks for a whole row, and a kernel of products has none"
                 raise self.error(rule, tree, hint="sum, mean, max, min and absmax are made of those of its tiles")
-            self.reductions.append(tree)
+            if not group:  # which lies in a tile
+                self.reductions.append(tree)
         return Kind.GROUPS if group else kind & ~kind.own_axis
 
     def quotient(self, tree: Expression) -> tuple[Kind, Kind]:

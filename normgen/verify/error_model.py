@@ -48,7 +48,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * Where a schedule may be on either side of 0, |a| <= REARRANGED e_a, nothing can be said after a division by a, its
   logarithm or reciprocal root, nor after its root, unless its parts say better (squares are not negative, a variance +
   eps is positive): a kernel may find NaN there, an infinity or a number. The bound is inf, and the value a finite one.
-* An operation whose result may round to an infinity has the bound inf: nothing can be said after it. Rounding to
+* An operation whose result may round to an infinity has the bound inf: nothing can be said after it, but of a sigmoid,
+  which is 0 where its exponential is infinite. Rounding to
   nearest does so from half a spacing above the largest float32 on, (2 - u) 2^127: the difference of -largest (what
   masks write) and a small number stays finite.
 
@@ -353,7 +354,15 @@ class Float32Error:
             return function(name, value, args)
         one = Bounded(np.asarray(1.0), least=1.0)
         error = self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error
+        if error is not None and np.any(lost := np.isinf(error) & np.isfinite(args[0].value)):
+            error = np.where(lost, self._of_infinite_exponential(args[0]), error)
         return Bounded(value, error, least=0.0)
+
+    def _of_infinite_exponential(self, a: Bounded) -> Array:
+        """The bound of a sigmoid whose exponential may be an infinity: it is 0 then, and nowhere twice its largest."""
+        reach = np.asarray(0.0 if a.error is None else a.error)
+        top = Float64(cols=self.cols).call("sigmoid", a.value + np.where(np.isfinite(reach), reach, 0.0))
+        return np.where(np.isfinite(reach), 2 * top + FLUSHED, np.inf)
 
     def named(self, a: Bounded) -> Bounded:
         """What has a name is computed by itself: what is exact there is so in all that follows."""

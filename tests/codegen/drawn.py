@@ -108,7 +108,7 @@ def asked(spec: Spec, shape: tuple[int, int, int, int], dtype: str, form: dict[s
     cols = -(-cols // spec.whole_cols) * spec.whole_cols
     batched = any(t.kind.by_batch for t in spec.tensors)
     said = {"dtype": dtype} if dtype else {"dtype": (spec.inputs[0].dtypes or ("f32",))[0]}
-    said |= {"inner": INNER[cols]} if spec.has_inner else {}
+    said |= {"inner": INNER[shape[1]]} if spec.has_inner else {}
     said |= {"batches": next(n for n in (*range(2, rows), 1) if rows % n == 0)} if batched else {}
     for bytes_ in (align,) if align else (2, 4):
         try:

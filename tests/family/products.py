@@ -77,6 +77,14 @@ def linear_swiglu_backward(t: Tensors, _: Scalars) -> dict[str, Array]:
     }
 
 
+def linear_swiglu_to_fp8_group(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """The activation's quantisation of DeepSeek-V3, section 3.3: tiles of 1 x 128, the largest of each at 448."""
+    y = linear_swiglu(t, s)["y"]
+    amax = np.abs(y.reshape(len(y), -1, 128)).max(axis=2)
+    scale = np.maximum(amax, s["amax_min"]) / 448
+    return {"scale": scale, "q": y / np.repeat(scale, 128, axis=1)}
+
+
 def rmsnorm_linear(t: Tensors, s: Scalars) -> dict[str, Array]:
     """torch.nn.functional.rms_norm, then a linear layer."""
     rstd = 1 / np.sqrt((t["x"] ** 2).mean(axis=1, keepdims=True) + s["eps"])
@@ -101,6 +109,7 @@ FORWARD: dict[str, Function] = {
     "linear_add_rms": linear_add_rms,
     "linear_bias_gelu": linear_bias_gelu,
     "linear_swiglu": linear_swiglu,
+    "linear_swiglu_to_fp8_group": linear_swiglu_to_fp8_group,
     "rmsnorm_linear": rmsnorm_linear,
 }
 BACKWARD: dict[str, Function] = {

@@ -130,11 +130,11 @@ REFUSED = {
         "asks for a whole row",
         "are made of those of",
     ),
-    "groups of the result": (
-        ["z = x @ w", "y = z + max(z, 8)"],
+    "a row of groups of it": (
+        ["z = x @ w", "q = z / max(z, 8)", "y = q - max(q)"],
         "max",
-        "asks for a whole row",
-        "are made of those of its",
+        "no element of a kernel of products reads it",
+        "a spec of its own reads it",
     ),
 }
 

@@ -61,6 +61,7 @@ class TileAccess(Tensors):
             return f"{use.memory} + {at[use.axes[0]]}" if use.axes else use.memory
         line, element = (at[axis] for axis in use.axes[-2:])
         line = f"static_cast<long long>({line})"
+        element = element if use.dtype.packed == 1 else f"{element} / {use.dtype.packed}"
         if use.kind.by_batch:
             line = f"(static_cast<long long>(batch) * {self.size(use.axes[1])} + {line})"
         return f"{use.memory} + {line} * {use.memory}_pitch + {element}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import Run
 from normgen.codegen.statements import Do, For, If, Let, Set, Statement, loop, when
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
+from normgen.codegen.tiles.behind.grouped import GroupedText
 from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store, used_names, value_kinds
@@ -21,6 +22,7 @@ class Epilogue:
     def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
         self.access, self.plan, self.reduced = access, access.plan, reduced
         cut = self.plan.cut
+        self.grouped = GroupedText(access, cut.grouped) if cut.grouped else None
         self.m, self.n = cut.m, cut.n
         self.at = {cut.m: "m", cut.n: "n"}
         kinds = value_kinds(self.plan.program)
@@ -30,6 +32,7 @@ class Epilogue:
         texts |= {r.names[0]: f"{r.names[0]}_all[j + e]" for r in cut.right.riding}
         place = "all[i]" if self.plan.is_online else "found[own_m(i)]"
         texts |= {r.names[0]: f"{r.names[0]}_{place}" for look in cut.ahead for r in look.riding}
+        texts |= self.grouped.names if self.grouped else {}
         for step in cut.epilogue:
             if isinstance(step, Load | Map):
                 texts.setdefault(step.name, f"{step.name}_{self._place(step.name)}")
@@ -50,8 +53,8 @@ class Epilogue:
         return f"{name}_sum[i][j + e]"
 
     def parts(self) -> tuple[list[Load | Map | Store | Reduce], list[Load | Map | Store | Reduce]]:
-        """What is computed for a line, and for each element."""
-        epilogue = self.plan.cut.epilogue
+        """What is computed for a line, and for each element, behind the values of groups."""
+        epilogue = self.plan.cut.grouped.last if self.plan.cut.grouped else self.plan.cut.epilogue
         lines = [s for s in epilogue if self.n not in self._axes_of(s) and self._axes_of(s)]
         return lines, [s for s in epilogue if self.n in self._axes_of(s)]
 
@@ -72,7 +75,12 @@ class Epilogue:
         body = (Let("const int", "m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
         before = self.reduced.start() if self.reduced else []
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
-        return [*self._scalars([*epilogue, *finish]), *before, loop("i", "kThreadM", body, unroll=UNROLL)]
+        scalars = [*self._scalars([*epilogue, *finish]), *self.of_groups()]
+        return [*scalars, *before, loop("i", "kThreadM", body, unroll=UNROLL)]
+
+    def of_groups(self) -> list[Statement]:
+        """What is known of groups of columns before elements that read it are computed."""
+        return self.grouped.statements(self.names, self._elements, self._line, WIDTH) if self.grouped else []
 
     def _peeks(self, elements: Sequence[Load | Map | Store | Reduce]) -> list[Statement]:
         """A pass over a row's elements, in front of the one in which they enter states that have a reference."""
@@ -132,6 +140,16 @@ class Epilogue:
         reduced: Callable[[Reduce], Sequence[Statement]] | None = None,
     ) -> list[Statement]:
         """A vector of the result: loads, then maps and reductions element by element, then stores."""
+        before, elements, after = self._elements(steps, self.names, reduced)
+        return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
+
+    def _elements(
+        self,
+        steps: Iterable[Load | Map | Store | Reduce],
+        names: Mapping[str, str],
+        reduced: Callable[[Reduce], Sequence[Statement]] | None = None,
+    ) -> tuple[list[Statement], list[Statement], list[Statement]]:
+        """Before a vector's elements, of each, and behind them."""
         before: list[Statement] = []
         elements: list[Statement] = []
         after: list[Statement] = []
@@ -142,15 +160,15 @@ class Epilogue:
                     before.append(Let(f"const {vec}", f"{name}_vec", self._read(step)))
                     elements.append(Let("const float", f"{name}_e", f"element({name}_vec, e)"))
                 case Map(name=name, expr=expr):
-                    elements.append(Let("const float", f"{name}_e", Printer(self.names).text(expr)))
+                    elements.append(Let("const float", f"{name}_e", Printer(names).text(expr)))
                 case Reduce():
                     assert self.reduced is not None
-                    elements += reduced(step) if reduced else self.reduced.add(step, self.names)
+                    elements += reduced(step) if reduced else self.reduced.add(step, names)
                 case Store(tensor=tensor, value=value):
                     before.append(Do(f"float {tensor}_values[{WIDTH}]"))
-                    elements.append(Set(f"{tensor}_values[e]", self.names[value]))
+                    elements.append(Set(f"{tensor}_values[e]", names[value]))
                     after += self._write(step)
-        return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
+        return before, elements, after
 
     def _read(self, load: Load) -> str:
         """A vector of what an epilogue reads."""

@@ -25,6 +25,7 @@ from normgen.codegen.statements import (
     type_setting,
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
+from normgen.codegen.tiles.behind.grouped import GroupedText
 from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, moving_of
@@ -128,6 +129,7 @@ class TileKernel:
         found.append(setting("kVector", s.vector, "elements per access"))
         width = "kVector < kPieceN ? kVector : kPieceN" if plan.has_whole_vectors else "1"
         found.append(constant("kWidth", width, "elements per access to the result"))
+        found += GroupedText(self.access, plan.cut.grouped).constants() if plan.cut.grouped else []
         if plan.fragment.group > 1:
             found.append(
                 constant("kGroup", str(plan.fragment.group), f"tiles of {plan.cut.m}, of a column one after another")

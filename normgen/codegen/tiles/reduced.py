@@ -47,7 +47,7 @@ class ReducedText:
         for name in self.reduced.names:
             found.append(Let("float* const", f"{name}_left", start))
             start = f"{name}_left + kTileN / kThreadN * kTileM"
-        return found if self.plan.reads_last else found[1:]
+        return found if self.plan.reads_last or self.plan.groups_meet else found[1:]
 
     def start_row(self) -> list[Statement]:
         return [one for run in self.runs.values() for one in run.start()]

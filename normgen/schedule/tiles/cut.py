@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
-from normgen.program.classes import is_of_result, tile_axes
+from normgen.program.classes import is_of_groups, is_of_result, tile_axes
 from normgen.program.frozen import Order
 from normgen.program.ir import (
     SIZES,
@@ -37,6 +37,7 @@ from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.program.trees import is_minus, operands
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.grouped import Grouped, grouped_of
 from normgen.spec.formula import Call, Cast, Expression, Name, Number, Power, nodes
 
 
@@ -96,7 +97,7 @@ class Contraction:
     left      the side along m
     right     the side along n
     ahead     looks at the rows of the left side before its products, in order: what each reduces, the next one reads
-    epilogue  what is computed of the sums, and stored or reduced
+    epilogue  what is computed of the sums, and stored or reduced: rows of all of it, or groups of columns
     reduced   reductions of the result's rows, where there are some
     """
 
@@ -113,6 +114,11 @@ class Contraction:
     @property
     def sides(self) -> tuple[Side, Side]:
         return self.left, self.right
+
+    @cached_property
+    def grouped(self) -> Grouped | None:
+        """The rounds of an epilogue that reduces groups of columns."""
+        return grouped_of(self.epilogue)
 
     @property
     def riding(self) -> tuple[Reduce, ...]:
@@ -131,8 +137,13 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     riding: dict[str, list[Reduce]] = {m: [], n: []}
     kinds, stages = value_kinds(program), stage_of(program)
     of_result = [r for r in program.reduces if is_of_result(r, axes, kinds)]
-    awaited = _awaited(program, of_result)
-    for reduce in (r for r in program.reduces if not r.is_dot and r not in of_result):
+    of_groups = [r for r in program.reduces if is_of_groups(r)]
+    in_epilogue = [*of_result, *of_groups]
+    if of_groups and n != "cols":
+        rule = f"a group of columns lies in a tile's line, and those of this result lie along {n}"
+        raise ProgramError(rule, received=show_statement(of_groups[0]).strip())
+    awaited = _awaited(program, in_epilogue)
+    for reduce in (r for r in program.reduces if not r.is_dot and r not in in_epilogue):
         if len(reduce.names) > 1:
             rule = "beside its products a kernel of these finds sums and extrema, no columns that hold them"
             raise ProgramError(rule, received=show_statement(reduce).strip())
@@ -151,8 +162,11 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     behind = _behind(program, of_result)
     finish = _needed(program, [s for s in program.stores if s.value in behind], stop=results)
     reduced = ReducedRows(tuple(of_result), tuple(finish)) if of_result else None
-    stores, read = [s for s in program.stores if s.value not in behind], frozenset().union(*map(used_names, of_result))
-    wanted = {*_needed(program, stores, read=read, stop=results), *of_result}
+    stores, read = (
+        [s for s in program.stores if s.value not in behind],
+        frozenset().union(*map(used_names, in_epilogue)),
+    )
+    wanted = {*_needed(program, stores, read=read, stop=results), *in_epilogue}
     epilogue = tuple(s for s in program.statements if s in wanted)
     return _frozen(program, Contraction(m, n, k, program.dots, left, right, tuple(ahead), epilogue, reduced))
 
@@ -177,9 +191,10 @@ def _frozen(program: RowProgram, cut: Contraction) -> Contraction:
     sides = {expr: order for found, order in ((cut.left, of_left), (cut.right, of_right)) for expr in found.slots}
     sums = tuple(replace(dot, args=tuple(_factor(sides[arg], arg) for arg in dot.args)) for dot in cut.sums)
     reduces = (*cut.sums, *cut.riding, *(reduce for look in cut.ahead for reduce in look.riding))
-    made = (s.name for s in cut.epilogue if isinstance(s, Load | Map))
+    made = (name for s in cut.epilogue if isinstance(s, Load | Map) or is_of_groups(s) for name in defined_names(s))
     values = dict.fromkeys((*(r.names[0] for r in reduces), *made))
-    of_result = Order([*sorted(values, key=lambda name: (-len(kinds[name].axes), cut.n in kinds[name].axes)), *numbers])
+    places = sorted(values, key=lambda name: (-len(kinds[name].axes), kinds[name].by_group, cut.n in kinds[name].axes))
+    of_result = Order([*places, *numbers])
     reduced = cut.reduced
     if reduced is not None:
         known = (*reduced.names, *(s.name for s in reduced.finish if not isinstance(s, Store)))
@@ -213,11 +228,11 @@ def _behind(program: RowProgram, of_result: list[Reduce]) -> set[str]:
     return found
 
 
-def _awaited(program: RowProgram, of_result: list[Reduce]) -> set[str]:
-    """The reductions that another one waits for, other than one of the result."""
+def _awaited(program: RowProgram, in_epilogue: list[Reduce]) -> set[str]:
+    """The reductions that another one waits for, other than one of the epilogue."""
     needed: set[str] = set()
     for statement in reversed(program.statements):
-        is_awaiting = isinstance(statement, Reduce) and statement not in of_result
+        is_awaiting = isinstance(statement, Reduce) and statement not in in_epilogue
         if is_awaiting or needed & {*defined_names(statement)}:
             needed |= used_names(statement)
     return {name for r in program.reduces for name in r.names if name in needed}

@@ -44,6 +44,10 @@ def _reads(problem: Problem, s: Schedule) -> tuple[int, int]:
     return -s.stages, s.thread_m if s.fragment is Fragment.WGMMA else -s.thread_m
 
 
-def fallbacks_of_tiles(_: Problem) -> tuple[Schedule, ...]:
-    """One block size for all sizes, element by element."""
-    return (Schedule(hold=Hold.SHARED, stages=2, tile_m=64, tile_n=64, tile_k=8, thread_m=4, thread_n=4),)
+def fallbacks_of_tiles(problem: Problem) -> tuple[Schedule, ...]:
+    """One block size for all sizes, element by element; its tiles have whole groups."""
+    grouped = contraction(problem).grouped
+    tile_n = max(64, grouped.size if grouped else 0)
+    return (
+        Schedule(hold=Hold.SHARED, stages=2, tile_m=64, tile_n=tile_n, tile_k=8, thread_m=4, thread_n=tile_n // 16),
+    )

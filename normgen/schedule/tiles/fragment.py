@@ -102,6 +102,11 @@ class Simt:
         across = max(WARP // (s.tile_m // s.thread_m), min(8, s.tile_n // s.thread_n))
         return WARP // across, across
 
+    @property
+    def lanes_apart(self) -> int:
+        """From a lane of a warp to the next one along n."""
+        return 2 if self.lanes[0] > 1 else 1
+
     def slot_bytes(self, side: Side) -> int:
         """Of one tile of one factor: lines as in memory, and what lies behind each."""
         line, lines = self.line_and_lines(side)
@@ -314,6 +319,7 @@ class Mma(TensorCores):
     group = 8
     reads_pieces_of_k = False
     lanes = (8, 4)
+    lanes_apart = 1
 
     def refusal(self) -> str | None:
         s = self.schedule

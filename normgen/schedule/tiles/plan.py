@@ -191,13 +191,61 @@ class TilePlan:
         """Of all tiles that wait in shared memory, or of what takes their place."""
         tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in self.shared_sides) // 4
         exchanged = self.fragment.exchanged_floats
-        return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats, exchanged)
+        behind = max(self.reduced_floats, self.grouped_floats)
+        return max(tiles * self.schedule.stages, self.riding_floats, behind, exchanged)
 
     @property
     def reduced_floats(self) -> int:
         """What the threads leave of reductions of the result: of each row as many parts as threads have of it."""
         s = self.schedule
         return s.tile_n // s.thread_n * s.tile_m * len(self.cut.reduced.names) if self.cut.reduced else 0
+
+    # ---- groups of columns of the result -----------------------------------------------------------------------
+
+    @property
+    def threads_n(self) -> int:
+        """Threads that share a line of a tile."""
+        return self.schedule.tile_n // self.schedule.thread_n
+
+    @property
+    def own_of_group(self) -> int:
+        """Columns of a group that a thread owns: pieces of a thread are as many columns apart as all threads' are."""
+        assert self.cut.grouped is not None
+        piece = self.piece(self.cut.n)
+        return piece * max(1, self.cut.grouped.size // (piece * self.threads_n))
+
+    @property
+    def threads_of_group(self) -> int:
+        """Threads, of neighbouring columns, that share a group of a line."""
+        assert self.cut.grouped is not None
+        return self.cut.grouped.size // self.own_of_group
+
+    @property
+    def lanes_of_group(self) -> int:
+        """Of these, those of a warp."""
+        return min(self.threads_of_group, self.lanes[1])
+
+    @property
+    def groups_meet(self) -> bool:
+        """Whether several warps have a part of a group."""
+        return self.cut.grouped is not None and self.threads_of_group > self.lanes_of_group
+
+    @property
+    def grouped_floats(self) -> int:
+        """What warps that share groups leave of these, for each other."""
+        if self.cut.grouped is None or not self.groups_meet:
+            return 0
+        parts = self.threads_n // self.lanes_of_group * (self.schedule.thread_n // self.own_of_group)
+        return parts * self.schedule.tile_m * len(self.cut.grouped.reduces)
+
+    @property
+    def grouped_registers(self) -> int:
+        """What a thread keeps of elements and groups beside its sums, whose places the elements take."""
+        if self.cut.grouped is None:
+            return 0
+        s, grouped = self.schedule, self.cut.grouped
+        kept = max(0, len(grouped.kept) - len(self.cut.sums)) * s.thread_n
+        return s.thread_m * (kept + s.thread_n // self.own_of_group * len({*grouped.held}))
 
     @property
     def block_bytes(self) -> int:
@@ -243,7 +291,8 @@ class TilePlan:
     @property
     def accumulators(self) -> int:
         """Registers of a thread that hold sums, and factors on their way to these."""
-        return self.schedule.thread_m * self.schedule.thread_n * len(self.cut.sums) + self.fragment.factors
+        sums = self.schedule.thread_m * self.schedule.thread_n * len(self.cut.sums)
+        return sums + max(self.fragment.factors, self.grouped_registers)
 
     @property
     def held_registers(self) -> int:

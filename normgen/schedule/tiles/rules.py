@@ -67,6 +67,8 @@ def place(_: Problem, s: Schedule, __: Device) -> str | None:
 
 
 def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if min(s.vector, s.thread_n) % problem.packed:
+        return f"a thread writes whole bytes of {problem.packed} elements: vector and thread_n are multiples of it"
     if s.vector == 1:
         return None
     if problem.any_cols:
@@ -83,7 +85,7 @@ def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
     result = {plan.cut.m, plan.cut.n}
     if any({*t.axes} - {"batches"} == result and t.axes[-1] != plan.cut.n for t in problem.tensors):
         return "the tensors of the result lie along different axes: vector = 1"
-    for t in (t for t in problem.tensors if t.kind.is_matrix):
+    for t in (t for t in problem.tensors if t.kind.is_matrix and not t.kind.is_groups):
         length = problem.sizes.along(t.axes[-1])
         if length % s.vector:
             return f"{t.axes[-1]} = {length} is no whole vectors of {s.vector}: use a narrower vector"
@@ -91,6 +93,18 @@ def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
             return f"rows of '{t.name}' are not aligned to vectors of {s.vector} elements: use a narrower vector"
     if any(problem.align < min(WIDEST, s.vector * t.dtype.bytes) for t in problem.tensors if t.axes):
         return f"tensors are not aligned to vectors of {s.vector} elements: use a narrower vector"
+    return None
+
+
+def groups(problem: Problem, s: Schedule, _: Device) -> str | None:
+    grouped = contraction(problem).grouped
+    if grouped is None:
+        return None
+    if s.tile_n % grouped.size:
+        return f"a tile has whole groups of {grouped.size} columns: tile_n = {s.tile_n} is no multiple"
+    piece = tile_problem_plan(problem, s).piece("cols")
+    if grouped.size < piece:
+        return f"a thread has whole groups or parts of one: {piece} columns side by side are more than a group"
     return None
 
 
@@ -186,4 +200,4 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-RULES = (cut, grid, place, vector, fragment, copy, moving, parts, registers, shared, early)
+RULES = (cut, grid, place, vector, fragment, groups, copy, moving, parts, registers, shared, early)

@@ -105,9 +105,11 @@ def streams(problem: Problem, device: Device) -> Iterator[Schedule]:
     What the formula calls alike stays in this order: 64 of k in twice as many warps took 0.96 of the time of 128 on an
     H200, 32 in twice as many 1.04 times that of 64 (175 pairs of each of the trials of decoding).
     """
-    lines = problem.sizes.along(contraction(problem).m)
+    grouped, lines = contraction(problem).grouped, problem.sizes.along(contraction(problem).m)
+    least = grouped.size if grouped else 0
     tile_m = next((tile for tile in (8, 16, 32, 64) if tile >= lines), 0)
-    for tile_k, tile_n, warps in itertools.product((64, 128, 32) if tile_m else (), (16, 32, 64), (2, 4, 8, 16)):
+    tiles_n = dict.fromkeys(max(tile_n, least) for tile_n in (16, 32, 64))
+    for tile_k, tile_n, warps in itertools.product((64, 128, 32) if tile_m else (), tiles_n, (2, 4, 8, 16)):
         each = tile_m * tile_n // (32 * warps)
         way = Schedule(hold=Hold.RELOAD, fragment=Fragment.MMA, vector=widest(problem, device), tile_k=tile_k)
         if each:

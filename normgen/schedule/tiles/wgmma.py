@@ -49,6 +49,7 @@ class Wgmma(TensorCores):
     moves = False
     reads_pieces_of_k = False
     lanes = (8, 4)
+    lanes_apart = 1
     busy_warps = 1
     step_clocks = 0
     l2_bytes = 67.0
@@ -66,6 +67,8 @@ class Wgmma(TensorCores):
             return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
         if cut.ahead or cut.riding:
             return "blocks that go from tile to tile reduce nothing of their sides: fragment = mma"
+        if cut.grouped:
+            return "blocks that go from tile to tile know no groups of columns: fragment = mma"
         if any(t.kind.by_batch for t in self.problem.tensors):
             return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
         if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":

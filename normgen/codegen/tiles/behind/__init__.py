@@ -1,0 +1,1 @@
+"""What a tile makes of its products, beside the epilogue itself."""
