@@ -119,7 +119,7 @@ class StagedEpilogue(Epilogue):
         if self.passing:
             made = [loop("pass", "kTileN / kPassN", self.ring.passed(made), unroll=UNROLL)]
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
-        return [*self._scalars([*self.plan.cut.epilogue, *finish]), *start, *made]
+        return [*self._scalars([*self.plan.cut.epilogue, *finish]), *self.of_groups(), *start, *made]
 
     def _over_columns(self, body: Sequence[Statement]) -> For:
         first, end = ("pass * (kPassN / 4)", "(pass + 1) * (kPassN / 4)") if self.passing else ("0", "kThreadN")

@@ -67,8 +67,8 @@ class Wgmma(TensorCores):
             return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
         if cut.ahead or cut.riding:
             return "blocks that go from tile to tile reduce nothing of their sides: fragment = mma"
-        if cut.grouped:
-            return "blocks that go from tile to tile know no groups of columns: fragment = mma"
+        if self.problem.packed > 1:
+            return "a lane has two elements side by side, and no more of a byte: fragment = mma"
         if any(t.kind.by_batch for t in self.problem.tensors):
             return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
         if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":
@@ -154,6 +154,8 @@ class Wgmma(TensorCores):
         room = self._stage_bytes // (s.tile_m * LINE_BYTES)
         loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor)]
         stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
+        if self.cut.grouped:  # elements are known before groups are, and these before anything passes
+            loads = []
         return tuple(loads[:room]), tuple(stores[:room]) if s.store is StoreHint.DEFAULT else ()
 
     def _is_box(self, tensor: str) -> bool:

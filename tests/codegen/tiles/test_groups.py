@@ -193,7 +193,6 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {
         ("combine_lanes<kSharers, 1,", "combine_lanes<kSharers, 2,"),
         ("combine_lanes<kSharers, 1,", "combine_lanes<2, 1,"),
         ("tn % kSharers == 0 && m < rows", "tn % kSharers == 0"),
-        ("whole_halves(q_pieces[i].bits);", ""),
         ("(j - piece) % 4 == 0", "(j - piece) % 4 == 2"),
         ("| q_vec.bits[0] << 16", "| q_vec.bits[0] << 8"),
         ("(j - piece) / 4", "(j - piece) / 8"),
