@@ -73,7 +73,9 @@ class JaxArithmetic(ArrayArithmetic):
         if dtype is BF16 and self.dtype == jnp.float32:
             return lax.reduce_precision(a, exponent_bits=8, mantissa_bits=7)
         if dtype is TF32:
-            return lax.reduce_precision(a, exponent_bits=8, mantissa_bits=10)
+            known = lax.stop_gradient(a)
+            near = lax.reduce_precision(known, exponent_bits=8, mantissa_bits=10)
+            return jnp.where(jnp.isfinite(near), a + (near - known), near)  # no rounding, and straight through it
         found = self.stored(a, dtype)
         return found if found.dtype == self.dtype else lax.optimization_barrier(found).astype(self.dtype)
 

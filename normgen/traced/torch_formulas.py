@@ -68,6 +68,9 @@ class TorchArithmetic(ArrayArithmetic):
             every = [*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)]
             numbers = torch.tensor(every, dtype=self.dtype, device=a.device)
             return numbers[self.codes(a)]
+        if dtype.of_f32:
+            near = self.stored(a.detach(), dtype).to(self.dtype)
+            return torch.where(near.isfinite(), a + (near - a.detach()), near)  # no rounding, and straight through it
         return self.stored(a, dtype).to(self.dtype)
 
     def reduced(self, name: str, a: Tensor) -> Tensor:

@@ -12,7 +12,11 @@ TILES = (
     "tests/codegen/tiles/test_tensor_cores.py",
     "tests/schedule/test_tiles.py",
 )
-WORDS = ("tests/codegen/tiles/test_tf32.py",)
+WORDS = (
+    "tests/codegen/tiles/test_tf32.py::test_what_is_stored_so_or_of_16_bits_no_copy_rounds",
+    "tests/codegen/tiles/test_tf32.py::test_the_nearest_is_taken_and_of_two_the_even_one",
+    "tests/codegen/tiles/test_tf32.py::test_teams_own_their_part_of_any_tile",
+)
 TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_teams_own_their_part_of_any_tile",
     "tests/codegen/tiles/test_wgmma.py::test_a_kernel_is_right_on_both_sides_of_every_edge",
