@@ -265,7 +265,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("tn == 0 && m < rows", "m < rows"),
         ("tn == 0 && m < rows", "tn == 0"),
         ("n0 / kTileN) * rows", "0) * rows"),
-        ("(blocks_n + n0 / kTileN)", "(n0 / kTileN)"),
+        ("1 * blocks_n + n0 / kTileN", "n0 / kTileN"),
         ("pass + 1 == kTileN / kPassN", "pass == 0"),
         ("m0 / kTileM % kTickets", "0"),
         ("m0 / kTileM % kTickets", "m0 / kTileM"),
