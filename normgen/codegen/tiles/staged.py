@@ -116,8 +116,12 @@ class StagedEpilogue(Epilogue):
             start, made = self.reduced.start(), [*made, *self.reduced.leave()]
         if self.passing:
             made = [loop("pass", "kTileN / kPassN", self.ring.passed(made), unroll=UNROLL)]
+        return [*start, *made]
+
+    def scalars(self) -> list[Statement]:
+        """What each warp may know before it goes its way."""
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
-        return [*self._scalars([*self.plan.cut.epilogue, *finish]), *start, *made]
+        return self._scalars([*self.plan.cut.epilogue, *finish])
 
     def _over_columns(self, body: list[Statement]) -> For:
         first, end = ("pass * (kPassN / 4)", "(pass + 1) * (kPassN / 4)") if self.passing else ("0", "kThreadN")
