@@ -387,7 +387,8 @@ class TileKernel:
         epilogue = StagedEpilogue(self.access, fragment.passing, ring, self.reduced)
         behind = [*self.parts.meet(), *epilogue.statements()]
         work = fragment.work(ring, self.over_k, behind, self.reduced)
-        return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
+        known = [*scalars, *epilogue.scalars()]
+        return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *known, *work, AT_LOADS]
 
     def work(self) -> list[Statement]:
         if not self.plan.in_shared:

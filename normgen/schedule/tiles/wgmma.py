@@ -16,8 +16,9 @@ TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
 COLUMNS = range(64, 257, 32)  # along n: as many as let the tiles of a result come out even on the SMs
 LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
-BOX = 64  # columns of a box of what passes through stages: a line of 16 bits
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
+PASSED_BYTES = 2  # of an element of what passes through stages behind the products
+BOX = 64  # columns of it that the copy engine moves at a time
 BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
 BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
 TICKETS = 64  # for lines of tiles: more lines share these
@@ -148,10 +149,10 @@ class Wgmma(TensorCores):
         Of 16 bits, in tiles of whole boxes; blocks that share a tile have the sums of others in their stages.
         """
         s = self.schedule
-        if self.held_bytes * BOX != LINE_BYTES or s.tile_n % BOX or s.cluster > 1:
+        if s.tile_n % BOX or s.cluster > 1:
             return (), ()
         columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and {*s.kind.axes} == self.result]
-        room = self._stage_bytes // (s.tile_m * LINE_BYTES)
+        room = self._stage_bytes // (s.tile_m * BOX * PASSED_BYTES)
         loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor)]
         stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
         if self.cut.grouped:  # elements are known before groups are, and these before anything passes
@@ -160,7 +161,7 @@ class Wgmma(TensorCores):
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)
-        return use.dtype.bytes == self.held_bytes and not use.may_be_null
+        return use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
     def pass_columns(self) -> int:
@@ -168,7 +169,7 @@ class Wgmma(TensorCores):
         places, columns = max(map(len, self.passing)), self.schedule.tile_n
         if not places:
             return columns if self.cut.reduced else 0
-        most = self._stage_bytes // (self.schedule.tile_m * self.held_bytes * places)
+        most = self._stage_bytes // (self.schedule.tile_m * PASSED_BYTES * places)
         return max(found for found in range(BOX, columns + 1, BOX) if columns % found == 0 and found <= most)
 
     @property
