@@ -152,7 +152,7 @@ def makers(problem: Problem, device: Device) -> Iterator[Schedule]:
     way = Schedule(hold=Hold.REGISTERS, copy=Copy.CP_ASYNC, fragment=Fragment.MMA, vector=widest(problem, device))
     way = way.varied(tile_n=tile_n, thread_n=tile_n // 4, arithmetic=arithmetic_of(problem))
     way = way.varied(softmax=SoftmaxMethod.ONLINE if moves(cut) else SoftmaxMethod.TWO_PASS)
-    for warps, thread_m, tile_k, stages in itertools.product((8, 4, 2), (4, 2), (32, 64, 128), (2, 3, 4)):
+    for warps, thread_m, tile_k, stages in itertools.product((8, 4, 2), (4, 2), (64, 32), (2, 3, 4)):
         found = way.varied(tile_m=8 * thread_m * warps, thread_m=thread_m, tile_k=tile_k, stages=stages)
         if refusal(problem, found, device) is None:
             yield found
