@@ -410,7 +410,7 @@ TABLE: tuple[Knob, ...] = (
         forward=tuple(Hold),
         backward=(Hold.REGISTERS, Hold.SHARED, Hold.RELOAD),
         words={
-            "registers": "the row waits in registers",
+            "registers": "the row waits in registers, or lanes of tensor cores make factors there",
             "shared": "the row waits in shared memory",
             "hybrid": "the row waits in registers and shared memory",
             "reload": "the row is read again for every pass",

@@ -7,7 +7,7 @@ both of its sides, a tile of k at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -71,9 +71,14 @@ class Side:
     @cached_property
     def exponentials(self) -> int:
         """Those that an element's factors and values take."""
-        exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
-        calls = {node for e in exprs for node in nodes(e) if isinstance(node, Call)}
-        return sum(call.function in ("exp", "exp_approximate") for call in calls)
+        return _exponentials(
+            (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
+        )
+
+
+def _exponentials(exprs: Iterable[Expression]) -> int:
+    calls = {node for e in exprs for node in nodes(e) if isinstance(node, Call)}
+    return sum(call.function in ("exp", "exp_approximate") for call in calls)
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,12 @@ class Contraction:
     def grouped(self) -> Grouped | None:
         """The rounds of an epilogue that reduces groups of columns."""
         return grouped_of(self.epilogue)
+
+    @cached_property
+    def exponentials(self) -> int:
+        """Those that an element of the result takes beside its products, of tensors as large as the result."""
+        reads = any(isinstance(s, Load) and {self.m, self.n} <= {*s.kind.axes} for s in self.epilogue)
+        return _exponentials(s.expr for s in self.epilogue if isinstance(s, Map)) if reads else 0
 
     @property
     def riding(self) -> tuple[Reduce, ...]:

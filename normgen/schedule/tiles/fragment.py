@@ -15,7 +15,7 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import BF16, CASTS, F16, F32, TF32, DType
 from normgen.errors import ProgramError
-from normgen.knobs import ArithmeticMode, Copy, Fragment, Hold
+from normgen.knobs import ArithmeticMode, Copy, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, value_alone
 from normgen.schedule.plan import TICKET_BYTES
@@ -276,8 +276,10 @@ class TensorCores(Simt):
 
     @property
     def busy_warps(self) -> int:  # type: ignore[override]
-        """More where threads make exponentials before any multiplies."""
-        return 20 if any(side.exponentials for side in self.cut.sides) else 6
+        """More where threads make exponentials before any multiplies, and most where a maximum moves meanwhile."""
+        if not any(side.exponentials for side in self.cut.sides):
+            return 6
+        return 40 if self.schedule.softmax is SoftmaxMethod.ONLINE else 20
 
     @property
     def exponential(self) -> float:  # type: ignore[override]

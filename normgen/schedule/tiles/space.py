@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator
 
 from normgen.device import Device
-from normgen.knobs import KNOBS, Copy, DependentLaunch, Fragment, Hold, SoftmaxMethod
+from normgen.knobs import KNOBS, ArithmeticMode, Copy, DependentLaunch, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import value_alone
-from normgen.schedule.lanes.space import problem_arithmetic
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks, tiles_of
@@ -83,6 +82,7 @@ def points(problem: Problem, device: Device) -> Iterator[Schedule]:
     fragment = Fragment.MMA if has_tensor_cores(problem, device) else Fragment.SIMT
     bases = cuts(problem, device, fragment)
     known = [dict(zip(("softmax", "copy", "stages", "tile_k"), way, strict=True)) for way in ways(problem, fragment)]
+    bases = [base.varied(arithmetic=arithmetic_of(problem)) for base in bases]
     in_ways = {base: [base.varied(**way) for way in known] for base in bases}
     best = {base: min((c for s in made if (c := _clocks(problem, s, device))), default=math.inf)
             for base, made in in_ways.items()}  # fmt: skip
@@ -149,6 +149,14 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
             yield from itertools.islice((s for s in depths if refusal(problem, s, device) is None), MOST_DEPTHS)
 
 
+def arithmetic_of(problem: Problem) -> ArithmeticMode:
+    """Results of 16 bits hide approximate exponentials, which pay where each k, or each result, takes some."""
+    cut = contraction(problem)
+    is_hidden = all(t.dtype.bytes <= 2 for t in problem.tensors if t.is_written and len(t.axes) > 1)
+    takes = cut.left.exponentials + cut.right.exponentials + cut.exponentials
+    return ArithmeticMode.APPROXIMATE if is_hidden and takes else ArithmeticMode.EXACT
+
+
 def makers(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Of a left side that is computed: lanes make its factors of lines that they read once, warps own whole rows."""
     cut = contraction(problem)
@@ -157,9 +165,9 @@ def makers(problem: Problem, device: Device) -> Iterator[Schedule]:
     cols = problem.sizes.along(cut.n)
     tile_n = next((tile for tile in KNOBS["tile_n"].values[1:] if tile >= cols), KNOBS["tile_n"].values[-1])
     way = Schedule(hold=Hold.REGISTERS, copy=Copy.CP_ASYNC, fragment=Fragment.MMA, vector=widest(problem, device))
-    way = way.varied(tile_n=tile_n, thread_n=tile_n // 4, arithmetic=problem_arithmetic(problem))
+    way = way.varied(tile_n=tile_n, thread_n=tile_n // 4, arithmetic=arithmetic_of(problem))
     way = way.varied(softmax=SoftmaxMethod.ONLINE if moves(cut) else SoftmaxMethod.TWO_PASS)
-    for warps, thread_m, tile_k, stages in itertools.product((8, 4, 2), (4, 2), (32, 64, 128), (2, 3, 4)):
+    for warps, thread_m, tile_k, stages in itertools.product((8, 4, 2), (4, 2), (64, 32), (2, 3, 4)):
         found = way.varied(tile_m=8 * thread_m * warps, thread_m=thread_m, tile_k=tile_k, stages=stages)
         if refusal(problem, found, device) is None:
             yield found
