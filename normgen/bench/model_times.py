@@ -115,7 +115,7 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
     """As `model_times`, for any task."""
     model, versions = _model(task, device)
     report = replace(model)
-    norms = dict(report.replaced)
+    norms = {name: norm for name, norm in report.replaced.items() if isinstance(norm, Norm)}
     contenders, failed = _contenders(model, norms)
     generator = torch.Generator(device="cpu").manual_seed(0)
     tokens, prompt = (
