@@ -23,7 +23,7 @@ Module = Any
 _INNER, _HIDDEN, _OUT = 24, 40, 16  # of the copy that is probed
 _SAME = 1e-5  # of a row's largest value; the two forms of GELU are ten times as far from each other
 _SAME_HALF = 0.05  # in bf16, which a module rounds to behind each operation
-_LEAST_READS = {"training", "forward"}  # that say nothing: a module was probed in training, and our forward is its own
+_LEFT_OPEN = INTERNAL | {"training", "forward"}  # that say nothing: it was probed in training and outside of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,13 @@ class GatedForward(Patched):
 
     def __init__(self, module: Module, mlp: GatedMlp, *, name: str) -> None:
         super().__init__(module, name=name)
-        self.mlp = mlp
+        self.mlp, self.products = mlp, gated_products(mlp.function)
         # What it computes while all of these are as they were: its own attributes, and those of its other children.
         self.found = [(attribute, getattr(module, attribute)) for attribute in mlp.reads]
         self.children = [(child, getattr(module, child)) for child in mlp.others]
-        self.inside = [(of, a, value) for _, of in self.children for a, value in vars(of).items() if a not in INTERNAL]
+        self.inside = [
+            (of, a, value) for _, of in self.children for a, value in vars(of).items() if a not in _LEFT_OPEN
+        ]
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
@@ -67,7 +69,14 @@ class GatedForward(Patched):
             return self.original(x)
         if w_gate.shape != w_up.shape or w_gate.dtype != w_up.dtype or w_gate.device != w_up.device:
             return self.original(x)
-        return getattr(module, mlp.down)(gated_products(mlp.function)(x, w_gate, w_up, where=self.name))
+        return getattr(module, mlp.down)(self.products(x, w_gate, w_up, self.name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As `Forward`: what remembers kernels belongs to nobody."""
+        return {name: value for name, value in self.__dict__.items() if name != "products"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, products=gated_products(state["mlp"].function))
 
     def is_as_found(self) -> bool:
         module = self.module
@@ -186,7 +195,7 @@ class _Probe:
 
     def reads(self, weights: dict[str, Tensor]) -> tuple[str, ...]:
         seen = names_read(self.module, lambda: self.run(weights, torch.float64))
-        known = {*INTERNAL, *_LEAST_READS, *dir(torch.nn.Module), *self.module._modules}
+        known = {*_LEFT_OPEN, *dir(torch.nn.Module), *self.module._modules}
         return tuple(name for name in seen if not name.startswith("__") and name not in known)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from normgen.errors import UsageError
 from normgen.operators.table import REDUCTIONS
@@ -141,8 +142,8 @@ class Logits:
         named = kwargs or {}
         if func is _cross_entropy and isinstance(args[0] if args else named.get("input"), cls):
             return _loss(*args, **named)
-        args = [a.formed() if isinstance(a, cls) else a for a in args]
-        return func(*args, **{name: a.formed() if isinstance(a, cls) else a for name, a in named.items()})
+        args, named = tree_map(lambda one: one.formed() if isinstance(one, cls) else one, (args, named))
+        return func(*args, **named)
 
 
 def _of_formed(name: str) -> Callable[..., Any]:
