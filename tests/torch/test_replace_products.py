@@ -20,6 +20,7 @@ from normgen.torch.replacing.heads import Logits  # noqa: E402
 F = torch.nn.functional
 WIDTH, HIDDEN, CLASSES = 64, 128, 192
 ACTS = {"swiglu": F.silu, "geglu": F.gelu, "geglu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+STORED, NOT_STORED = "cross_entropy", "linear_cross_entropy"
 EXACT = {torch.float64: 1e-6, torch.float32: 2e-5}  # losses and statistics are float32
 
 
@@ -130,43 +131,56 @@ def assert_same_step(got: tuple[Any, dict[str, Any]], want: tuple[Any, dict[str,
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What ran in the place of modules: the names of gates, and "loss"."""
+    """What ran in the place of modules: the names of gates and losses."""
     ran: list[str] = []
-    of_gate, of_head = gated.GatedProducts.__call__, heads.linear_cross_entropy
+    of_gate = gated.GatedProducts.__call__
 
     def products(self: Any, *args: Any) -> Any:
         ran.append(self.name.removesuffix("_of_products"))
         return of_gate(self, *args)
 
-    def loss(*args: Any) -> Any:
-        ran.append("loss")
-        return of_head(*args)
+    def told(name: str) -> Any:
+        run = getattr(heads, name)
+
+        def loss(*args: Any, **named: Any) -> Any:
+            ran.append(name)
+            return run(*args, **named)
+
+        return loss
 
     monkeypatch.setattr(gated.GatedProducts, "__call__", products)
-    monkeypatch.setattr(heads, "linear_cross_entropy", loss)
+    for name in (STORED, NOT_STORED):
+        monkeypatch.setattr(heads, name, told(name))
     return ran
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", EXACT, ids=str)
-@pytest.mark.parametrize("act", ACTS)
-def test_a_models_loss_and_gradients_are_what_they_were(act: str, dtype: Any, tied: bool, calls: list[str]) -> None:
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize(
+    ("act", "dtype", "tied"),
+    [(act, torch.float64, act == "swiglu") for act in ACTS] + [("swiglu", torch.float32, False)],
+    ids=str,
+)
+def test_a_models_loss_and_gradients_are_what_they_were(
+    act: str, dtype: Any, tied: bool, stores: bool, calls: list[str]
+) -> None:
     ids, labels = drawn()
     model = LlamaLike(lambda: Mlp(ACTS[act]), tied=tied).to(dtype)
     state = {name: (t.data_ptr(), t.clone()) for name, t in model.state_dict().items()}
     want, counted = trained(model, ids, labels), trained(model, ids, labels=labels, items=11)
     logits = model(ids)["logits"]
 
-    report = ng.replace(model, products=True)
+    report = ng.replace(model, products=True, stored_logits=stores)
     assert {name: str(what) for name, what in report.replaced.items()} == {
-        "out": "linear_cross_entropy(out's rows and weight, labels), in training",
+        "out": "cross_entropy(out(x), labels)"
+        if stores
+        else "linear_cross_entropy(x, out.weight, labels), in training",
         **{f"body.blocks.{i}.mlp": f"c({act}(b(x), a(x)))" for i in (0, 1)},
         **{f"body.blocks.{i}.norm": "rms_norm(x, weight, eps=1e-05)" for i in (0, 1)},
     }
     assert report.left == {}
     calls.clear()
     assert_same_step(trained(model, ids, labels), want, EXACT[dtype])
-    assert calls == [act, act, "loss"]
+    assert calls == [act, act, STORED if stores else NOT_STORED]
     assert_same_step(trained(model, ids, labels=labels, items=11), counted, EXACT[dtype])
     torch.testing.assert_close(model(ids)["logits"], logits, rtol=EXACT[dtype], atol=EXACT[dtype])
     assert {name: (t.data_ptr(), t) for name, t in model.state_dict().items()}.keys() == state.keys()
@@ -191,11 +205,17 @@ def test_logits_are_there_for_who_asks_and_no_tensor_before(calls: list[str]) ->
     model = LlamaLike().double()
     want = model(ids)["logits"]
     ng.replace(model, products=True)
+    for out in (model(ids, labels), model.eval()(ids, labels)):
+        assert type(out["logits"]) is torch.Tensor
+        torch.testing.assert_close(out["logits"], want)
+    assert calls[-1] == STORED
+    ng.restore(model)
+    ng.replace(model, products=True, stored_logits=False)
     calls.clear()
     for out in (model(ids), model.eval()(ids, labels)):
         assert type(out["logits"]) is torch.Tensor
         torch.testing.assert_close(out["logits"], want)
-    assert "loss" not in calls
+    assert NOT_STORED not in calls
     logits = model.train()(ids, labels)["logits"]
     assert isinstance(logits, Logits)
     assert logits.made is None
@@ -229,7 +249,7 @@ def test_logits_are_there_for_who_asks_and_no_tensor_before(calls: list[str]) ->
 def test_logits_that_are_asked_for_behind_a_step_of_the_optimizer_are_refused() -> None:
     ids, labels = drawn()
     model = LlamaLike()
-    ng.replace(model, products=True)
+    ng.replace(model, products=True, stored_logits=False)
     read, late = (model(ids, labels)["logits"] for _ in range(2))
     read.formed()
     with torch.no_grad():
@@ -239,28 +259,33 @@ def test_logits_that_are_asked_for_behind_a_step_of_the_optimizer_are_refused() 
         late.sum()
 
 
-def test_a_plain_mlp_is_left_and_a_tied_head_has_the_gradients_of_both(calls: list[str]) -> None:
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_plain_mlp_is_left_and_a_tied_head_has_the_gradients_of_both(stores: bool, calls: list[str]) -> None:
     ids, labels = drawn()
     model, targets = GptLike().double(), labels.where(labels >= 0, -1).roll(1, -1)
     want = trained(model, ids, targets)
-    report = ng.replace(model, products=True)
+    report = ng.replace(model, products=True, stored_logits=stores)
     assert report.left == {
         f"body.blocks.{i}.mlp": "PlainMlp: it is no gated MLP of three torch.nn.Linear" for i in (0, 1)
     }
-    assert str(report.replaced["out"]) == "linear_cross_entropy(out's rows and weight, targets), in training"
+    assert [*report.replaced] == ["out", "body.blocks.0.norm", "body.blocks.1.norm"]
+    calls.clear()
     assert_same_step(trained(model, ids, targets), want, 1e-6)
-    assert calls[-1:] == ["loss"]
+    assert calls == [STORED if stores else NOT_STORED]
+    assert type(model(ids, targets)[0]) is (torch.Tensor if stores else Logits)
 
 
-def test_a_replaced_model_compiles_whole() -> None:
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_replaced_model_compiles_whole(stores: bool) -> None:
     ids, labels = drawn()
     model = LlamaLike().double()
     want, logits = trained(model, ids, labels), model(ids)["logits"].detach()
-    ng.replace(model, products=True)
+    ng.replace(model, products=True, stored_logits=stores)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert_same_step(trained(compiled, ids, labels), (want[0], {f"_orig_mod.{n}": g for n, g in want[1].items()}), 1e-6)
-    torch.testing.assert_close(compiled(ids, labels)["logits"].formed(), logits, rtol=1e-6, atol=1e-6)
+    found = compiled(ids, labels)["logits"]
+    torch.testing.assert_close(found if stores else found.formed(), logits, rtol=1e-6, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(compiled(ids)["logits"], logits, rtol=1e-6, atol=1e-6)
     sites = {site.where: (site.function, site.kernel) for site in ng.sites()}
@@ -279,13 +304,13 @@ def test_copies_pickles_and_dtypes_keep_it(calls: list[str]) -> None:
             model.body.blocks[0].mlp.a.weight.zero_()
         calls.clear()
         assert_same_step(trained(again, ids, labels), want, 1e-6)
-        assert calls == ["swiglu", "swiglu", "loss"]
+        assert calls == ["swiglu", "swiglu", STORED]
         model.load_state_dict(again.state_dict())
         assert ng.restore(again) == 6
         assert_same_step(trained(again, ids, labels), want, 0)
     calls.clear()
     trained(model.float(), ids, labels)
-    assert calls == ["swiglu", "swiglu", "loss"]
+    assert calls == ["swiglu", "swiglu", STORED]
     calls.clear()
     trained(model.bfloat16(), ids, labels)
     assert calls == []  # of 16 bits on the CPU: no formula of ours is as fast as torch's product
@@ -405,7 +430,7 @@ def test_what_a_model_makes_of_the_loss_is_its_own(calls: list[str]) -> None:
     want = trained(model, ids, labels)
     ng.replace(model, products=True)
     assert_same_step(trained(model, ids, labels), want, 1e-6)
-    assert calls[-1] == "loss"
+    assert calls[-1] == STORED
 
 
 class Doubled(torch.nn.Linear):
@@ -578,7 +603,7 @@ def test_models_of_transformers_keep_losses_gradients_and_tokens(family: str, ca
     assert report.left.keys() == {*mine, *(["its loss"] if why else [])}
     calls.clear()
     assert_same_step(trained(model.train(), **given), want, 1e-5)
-    assert calls == [*mlps, *([] if why else ["loss"])]
+    assert calls == [*mlps, *([] if why else [STORED])]
     assert_same_step(trained(model, **given, num_items_in_batch=torch.tensor(7)), counted, 1e-5)
     with torch.no_grad():
         again = model.eval()(**given)
@@ -590,17 +615,20 @@ def test_models_of_transformers_keep_losses_gradients_and_tokens(family: str, ca
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_models_step_is_as_near_to_float64_as_it_was(calls: list[str]) -> None:
+@pytest.mark.parametrize("stores", [True, False])
+def test_on_a_gpu_a_models_step_is_as_near_to_float64_as_it_was(stores: bool, calls: list[str]) -> None:
     torch.manual_seed(4)
     ids = torch.randint(0, CLASSES, (4, 512), device="cuda")
     model = LlamaLike(lambda: Mlp(hidden=HIDDEN)).cuda().bfloat16()
     exact = copy.deepcopy(model).double()
     truth = trained(exact, ids, ids)
     plain = trained(model, ids, ids)
-    ng.replace(model, products=True)
+    ng.replace(model, products=True, stored_logits=stores)
     calls.clear()
     found = trained(model, ids, ids)
-    assert calls == (["swiglu", "swiglu", "loss"] if torch.cuda.get_device_capability() == (9, 0) else [])
+    assert calls == (
+        ["swiglu", "swiglu", STORED if stores else NOT_STORED] if torch.cuda.get_device_capability() == (9, 0) else []
+    )
 
     def off(step: Any) -> float:
         total = sum(float((g.double() - truth[1][name]).square().sum()) for name, g in step[1].items())

@@ -1,9 +1,9 @@
-"""A language model's head and its loss in one: logits that are formed when somebody asks for them, and not before.
+"""A language model's head and its loss: the logits in float32 are not stored, nor need others be.
 
-While a model in training runs with labels, its head gives `Logits`, which are no tensor yet. What the model does with
-them on the way to its loss, casts, views and slices of rows, is done to the rows in front of the head;
-`torch.nn.functional.cross_entropy` of them is `linear_cross_entropy`. All else forms the logits and goes on with them:
-so labels are shifted, ignored and counted by the model's own lines, and `output.logits` is there for who reads it.
+While a model runs with labels, its head gives `Logits`, which are no tensor yet. What the model does with them on the
+way to its loss, casts, views and slices of rows, is done to what stands for them: the logits before any cast, for
+`cross_entropy`; or the rows in front of the head, for `linear_cross_entropy`, which takes less memory and more time.
+All else forms the logits and goes on with them: so labels are shifted, ignored and counted by the model's own lines.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from normgen.errors import UsageError
 from normgen.operators.table import REDUCTIONS
 from normgen.torch.choosing import is_worth_products, why_no_products
+from normgen.torch.functional import cross_entropy
 from normgen.torch.linear_loss import linear_cross_entropy
 from normgen.torch.replacing.patched import Patched, is_looked_on, is_plain_linear
 from normgen.torch.replacing.probing import FailedError
@@ -36,29 +37,39 @@ _cross_entropy = torch.nn.functional.cross_entropy
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLoss:
-    """What a model computes of the rows in front of its head `head`, when it is given `labels`."""
+    """What a model computes of the rows x in front of its head `head`, when it is given `labels`.
+
+    stores  the logits, for `cross_entropy`; else, in training, `linear_cross_entropy` does without
+    """
 
     head: str
     labels: str
+    stores: bool = True
 
     def __str__(self) -> str:
-        return f"linear_cross_entropy({self.head}'s rows and weight, {self.labels}), in training"
+        if self.stores:
+            return f"cross_entropy({self.head}(x), {self.labels})"
+        return f"linear_cross_entropy(x, {self.head}.weight, {self.labels}), in training"
 
 
 class Logits:
-    """rows @ weight.T, not formed yet: rows [.., inner], weight [classes, inner], of `dtype` once they are.
+    """Logits [.., classes] that become a tensor of `dtype` when somebody asks for one.
 
-    form  (rows) -> the logits, by the head
+    rows    [.., classes], what they are before a cast; with a weight, the rows [.., inner] in front of the head
+    weight  [classes, inner], of logits that are not stored
+    form    (rows) -> the logits, by the head
     """
 
-    def __init__(self, rows: Tensor, weight: Tensor, form: Callable[[Tensor], Tensor], dtype: Any) -> None:
+    def __init__(self, rows: Tensor, weight: Tensor | None, form: Callable[[Tensor], Tensor], dtype: Any) -> None:
         self.rows, self.weight, self.form, self.dtype = rows, weight, form, dtype
-        self.version, self.made = weight._version, None
+        self.classes = rows.shape[-1] if weight is None else weight.shape[0]
+        self.version = 0 if weight is None else weight._version
+        self.made: Tensor | None = None
 
     def formed(self) -> Tensor:
         """The logits, formed once. Raises UsageError behind an optimiser's step, which changed what they were."""
         if self.made is None:
-            if self.weight._version != self.version:
+            if self.weight is not None and self.weight._version != self.version:
                 rule = "logits are formed by the weight that they were to be of, which was changed in place since"
                 hint = "read output.logits before the optimiser's step, or call the model outside of training"
                 raise UsageError(rule, received="logits of a replaced head", hint=hint)
@@ -74,7 +85,7 @@ class Logits:
 
     @property
     def shape(self) -> Any:
-        return torch.Size((*self.rows.shape[:-1], self.weight.shape[0]))
+        return torch.Size((*self.rows.shape[:-1], self.classes))
 
     @property
     def ndim(self) -> int:
@@ -86,7 +97,7 @@ class Logits:
 
     @property
     def requires_grad(self) -> bool:
-        return bool(self.rows.requires_grad or self.weight.requires_grad)
+        return bool(self.rows.requires_grad or (self.weight is not None and self.weight.requires_grad))
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
@@ -109,7 +120,7 @@ class Logits:
 
     def view(self, *sizes: Any) -> Any:
         sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
-        if len(sizes) < 2 or sizes[-1] != self.weight.shape[0]:
+        if len(sizes) < 2 or sizes[-1] != self.classes:
             return self.formed().reshape(*sizes)
         return self.of(self.rows.reshape(*sizes[:-1], self.rows.shape[-1]))
 
@@ -118,7 +129,7 @@ class Logits:
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
         if (start_dim, end_dim) not in ((0, -2), (0, self.ndim - 2)):
             return self.formed().flatten(start_dim, end_dim)
-        return self.view(-1, self.weight.shape[0])
+        return self.view(-1, self.classes)
 
     def __getitem__(self, index: Any) -> Any:
         """Of slices of rows with all classes."""
@@ -172,18 +183,22 @@ def _loss(
     """torch's cross entropy of logits; of those of rows with labels, without them."""
     is_ours = weight is None and size_average is None and reduce is None and reduction in REDUCTIONS
     if not is_ours or input.ndim != 2 or target.is_floating_point() or target.shape != input.shape[:-1]:
-        options = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-        return _cross_entropy(input.formed(), target, *options)
-    loss = linear_cross_entropy(input.rows, input.weight, target, ignore_index, reduction, label_smoothing)
+        behind = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        return _cross_entropy(input.formed(), target, *behind)
+    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    if input.weight is None:
+        loss = cross_entropy(input.rows, target, **options)
+    else:
+        loss = linear_cross_entropy(input.rows, input.weight, target, **options)
     return loss if torch.is_autocast_enabled(input.device.type) else loss.to(input.dtype)
 
 
 class HeadForward(Patched):
     """A head that gives `Logits` while it is open, within the forward of its model."""
 
-    def __init__(self, module: Module, *, name: str) -> None:
+    def __init__(self, module: Module, *, name: str, stores: bool) -> None:
         super().__init__(module, name=name)
-        self.is_open = False
+        self.is_open, self.stores = False, stores
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         (x,) = (*args, *named.values()) if named else args
@@ -191,13 +206,16 @@ class HeadForward(Patched):
         is_ours = self.is_open and type(x) is torch.Tensor and is_plain_linear(module) and not is_looked_on()
         if not is_ours or not is_worth_products(x, module.weight, of_few=False):
             return self.original(x)
+        if self.stores:
+            logits = self.original(x)
+            return Logits(logits, None, _as_it_is, logits.dtype)
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         return Logits(x, module.weight, self.original, dtype)
 
 
 class LossForward(Patched):
-    """A model's own forward; in training, with labels, its head is open."""
+    """A model's own forward; with labels its head is open, in training alone where logits are not stored."""
 
     def __init__(self, module: Module, found: HeadLoss, *, name: str) -> None:
         super().__init__(module, name=name)
@@ -212,13 +230,30 @@ class LossForward(Patched):
     def __call__(self, *args: Any, **named: Any) -> Any:
         labels = args[self.at] if len(args) > self.at else named.get(self.found.labels)
         head = getattr(self.module, self.found.head).forward
-        if labels is None or not self.module.training or not isinstance(head, HeadForward):
+        is_ours = labels is not None and (self.found.stores or self.module.training)
+        if not (is_ours and isinstance(head, HeadForward)):
             return self.original(*args, **named)
         head.is_open = True
         try:
-            return self.original(*args, **named)
+            found = self.original(*args, **named)
         finally:
             head.is_open = False
+        return _with_tensors(found) if self.found.stores else found
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _with_tensors(found: Any) -> Any:
+    """What a model returns, with the logits that it stored anyway as the tensors they were."""
+    if isinstance(found, dict):
+        for name, value in found.items():
+            if isinstance(value, Logits):
+                found[name] = value.formed()
+    elif type(found) is tuple:
+        return tuple([value.formed() if isinstance(value, Logits) else value for value in found])
+    return found
 
 
 def labels_of(module: Module) -> str:
@@ -229,7 +264,7 @@ def labels_of(module: Module) -> str:
     return next((name for name in _LABELS if name in takes), "")
 
 
-def told_loss(module: Module) -> HeadLoss | str:
+def told_loss(module: Module, *, stores: bool) -> HeadLoss | str:
     """What a module computes of its labels, or why it is no cross entropy of a head's logits."""
     if "forward" in vars(module):
         return "its forward is already another one than that of its class"
@@ -252,7 +287,7 @@ def told_loss(module: Module) -> HeadLoss | str:
         return "its logits are changed on the way to its loss, or that is not torch's cross_entropy"
     if loss.dtype != want.dtype or not torch.allclose(loss, want, rtol=_SAME, atol=0):
         return "its loss is not the cross entropy of its logits alone"
-    return HeadLoss(head=name, labels=labels)
+    return HeadLoss(head=name, labels=labels, stores=stores)
 
 
 class _Probe:
@@ -269,7 +304,7 @@ class _Probe:
         self.labels = torch.randint(0, classes, _SIZES, dtype=torch.int64, **place)
         own = torch.nn.Linear(1, 1, bias=False)
         own.weight = torch.nn.Parameter(torch.randn(classes, _INNER, dtype=torch.float64, **place))
-        self.forward = HeadForward(own, name=head)
+        self.forward = HeadForward(own, name=head, stores=False)
         plain = own.forward
 
         def form(rows: Tensor) -> Tensor:

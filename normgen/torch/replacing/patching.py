@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -200,7 +201,7 @@ class Report:
         return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
 
 
-def replace(model: Module, *, opaque: bool | None = None, products: bool = False) -> Report:
+def replace(model: Module, *, opaque: bool | None = None, products: bool = False, stored_logits: bool = True) -> Report:
     """Let the norms of a model, and its products with `products`, compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
@@ -220,10 +221,11 @@ def replace(model: Module, *, opaque: bool | None = None, products: bool = False
 
     * gated MLPs, down(act(gate(x)) * up(x)) of three torch.nn.Linear without bias: gate and up are one kernel, which
       rounds once, where the module rounds four times.
-    * the loss of a model that takes labels and has one torch.nn.Linear without bias as its head: in training no logits
-      are formed, by `linear_cross_entropy`, if they go to torch's cross_entropy by casts, views and slices of rows.
-      What the model returns as logits is then no tensor, but becomes one for any function or method of torch's, until
-      the head's weight changes. Without labels, and outside of training, the model does what it did.
+    * the loss of a model that takes labels and has one torch.nn.Linear without bias as its head, of 1024 rows and more,
+      if its logits go to torch's cross_entropy by casts, views and slices of rows: by `cross_entropy` of the logits
+      before any cast. With `stored_logits=False`, in training, by `linear_cross_entropy`, which takes more time and a
+      fraction of the memory: what the model returns as logits is then no tensor, but becomes one for any function or
+      method of torch's, until the head's weight changes. Without labels the model does what it did.
 
     Products between a norm and a residual are left to torch, whose own are as fast.
     """
@@ -252,11 +254,11 @@ def replace(model: Module, *, opaque: bool | None = None, products: bool = False
             if note(name, module, found):
                 module.forward = GatedForward(module, found, name=name)
         elif products and labels_of(module):
-            found = _examine(module, told_loss)
+            found = _examine(module, functools.partial(told_loss, stores=stored_logits))
             head = found.head if isinstance(found, HeadLoss) else "its loss"
             if note(f"{name}.{head}" if name else head, module, found):
                 own = getattr(module, head)
-                own.forward = HeadForward(own, name=f"{name}.{head}" if name else head)
+                own.forward = HeadForward(own, name=f"{name}.{head}" if name else head, stores=stored_logits)
                 module.forward = LossForward(module, found, name=name)
     return Report(replaced=replaced, left=left)
 
