@@ -4,6 +4,9 @@ A copy reads and writes what a norm has to, forward and backward, so the model w
 give. The norms are those that `replace` finds; all else, parameters too, is one and the same model: only the `forward`
 of the norms changes from step to step. Each round takes one step of every contender, in another order each time; a
 step's time is the host's, from one synchronisation to the next.
+
+A task with products compares, beside the model as it is, its norms and gates replaced with all that
+`replace(products=True)` replaces: also in a prefill, and where tokens are decoded by a CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from normgen.errors import NoDeviceError, UsageError, did_you_mean
 from normgen.records.statistics import Ratio, price_ratio
 from normgen.text import table
 from normgen.torch.choosing import sites
-from normgen.torch.replacing.patching import replace, restore
+from normgen.torch.functional import function
+from normgen.torch.replacing.gating import GatedMlp
+from normgen.torch.replacing.patched import is_patched
+from normgen.torch.replacing.patching import What, replace, restore
 from normgen.torch.replacing.probing import Norm
 from normgen.trials.head import opening
 
@@ -35,6 +41,7 @@ Tensor = Any
 Forwards = Mapping[str, Callable[[Tensor], Tensor] | None]  # by the name of a module; None: its class's
 
 AS_IT_IS, AGAIN, OURS, OPAQUE, LIGER, IDEAL = "torch", "torch again", "ours", "ours, opaque", "liger", "copies"
+GATES, PRODUCTS, MLPS = "ours, gates", "ours, products", "ours, products of MLPs"
 DECODE_STEPS = 8  # of one sample: tokens one after the other
 
 
@@ -46,6 +53,7 @@ class Task:
     config: Mapping[str, Any]
     train: tuple[int, int]
     decode: tuple[int, int]
+    products: bool = False
 
 
 TASKS: dict[str, Task] = {
@@ -69,6 +77,7 @@ TASKS: dict[str, Task] = {
         decode=(4, 128),
     ),
 }
+TASKS |= {f"{name}-products": replace_fields(task, products=True) for name, task in TASKS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +97,7 @@ class ModelTimes(Rounds):
         return super().__str__() + (f"\n\n{errors}" if found else "")
 
 
-def _shared(times: Mapping[str, tuple[float, ...]], step: str) -> list[Contender]:
+def _shared(times: Mapping[str, tuple[float, ...]], step: str, base: str) -> list[Contender]:
     """The contenders of a step; of what an ideal norm would save, what each saves, where a copy saves anything."""
 
     def share(name: str) -> Ratio | None:
@@ -96,7 +105,7 @@ def _shared(times: Mapping[str, tuple[float, ...]], step: str) -> list[Contender
             return None
         return price_ratio(times[AS_IT_IS], times[AGAIN], a_base=times[name], b_base=times[IDEAL])
 
-    return [replace_fields(one, share=share(one.name)) for one in against(times, AS_IT_IS, step=step)]
+    return [replace_fields(one, share=share(one.name)) for one in against(times, base, step=step)]
 
 
 def model_times(name: str, *, rounds: int = 20, device: int = 0, compiled: bool = False) -> ModelTimes:
@@ -114,9 +123,9 @@ def model_times(name: str, *, rounds: int = 20, device: int = 0, compiled: bool 
 def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) -> ModelTimes:
     """As `model_times`, for any task."""
     model, versions = _model(task, device)
-    report = replace(model)
-    norms = dict(report.replaced)
-    contenders, failed = _contenders(model, norms)
+    report = replace(model, products=task.products)
+    base = GATES if task.products else AS_IT_IS
+    contenders, failed = (_with_products if task.products else _contenders)(model, report.replaced)
     generator = torch.Generator(device="cpu").manual_seed(0)
     tokens, prompt = (
         torch.randint(0, model.config.vocab_size, size, generator=generator, dtype=torch.int64, device="cpu").to(device)
@@ -126,11 +135,20 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
     def training() -> Any:
         return _train(model, tokens)
 
-    steps: dict[str, Callable[[], Any]] = {"train": training, "decode": _Decoding(model, prompt)}
+    decoding = _Decoding(model, prompt)
+    steps: dict[str, Callable[[], Any]] = {"train": training, "decode": decoding}
+    if task.products:
+        steps["prefill"] = functools.partial(_prefill, model, tokens)
     found: list[Contender] = []
     for step, run in steps.items():
         run()  # where nothing is replaced: what a step allocates is there from now on
-        found += _interleaved(contenders, functools.partial(_under, model, run), device, rounds, step)
+        found += _interleaved(contenders, functools.partial(_under, model, run), device, rounds, step, base)
+    if task.products and device.type == "cuda":
+        try:
+            graphs = {name: _graph(model, decoding, forwards) for name, forwards in contenders.items()}
+            found += _interleaved(graphs, lambda graph: graph.replay(), device, rounds, "decode, graph", base)
+        except RuntimeError as error:
+            failed["decode, graph"] = str(error).splitlines()[0]
     errors = _errors(model, contenders, tokens[:1], failed)
     listed = str(report).splitlines()
     if compiled:
@@ -145,7 +163,7 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
         name=name,
         about=f"{name}: {'; '.join(listed)}",
         unit="ms",
-        base=AS_IT_IS,
+        base=base,
         failed=failed,
         contenders=tuple(found),
         sites=tuple(listed),
@@ -165,7 +183,23 @@ def _model(task: Task, device: Any) -> tuple[Module, dict[str, str]]:
     return made.to(device).train(), {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def _contenders(model: Module, norms: Mapping[str, Norm]) -> tuple[dict[str, Forwards], dict[str, str]]:
+def _with_products(model: Module, replaced: Mapping[str, What]) -> tuple[dict[str, Forwards], dict[str, str]]:
+    ours = {name: module.forward for name, module in model.named_modules() if is_patched(module)}
+    norms = {name: forward for name, forward in ours.items() if isinstance(replaced.get(name), Norm)}
+    gates = {name: _gate(model.get_submodule(name), mlp) for name, mlp in replaced.items() if isinstance(mlp, GatedMlp)}
+    restore(model)
+    mlps = {name: ours[name] for name in gates}
+    return {AS_IT_IS: {}, GATES: norms | gates, MLPS: norms | mlps, PRODUCTS: ours, AGAIN: {}}, {}
+
+
+def _gate(module: Module, mlp: GatedMlp) -> Callable[[Tensor], Tensor]:
+    """A gated MLP by torch's products and our function of rows."""
+    gate, up, down = (getattr(module, name) for name in (mlp.gate, mlp.up, mlp.down))
+    run = function(mlp.function)
+    return lambda x: down(run(gate(x), up(x)))
+
+
+def _contenders(model: Module, norms: Mapping[str, Any]) -> tuple[dict[str, Forwards], dict[str, str]]:
     modules = {name: model.get_submodule(name) for name in norms}
     ours = {name: module.forward for name, module in modules.items()}
     restore(model)
@@ -231,6 +265,11 @@ def _train(model: Module, tokens: Tensor) -> Tensor:
     return loss.detach()
 
 
+def _prefill(model: Module, tokens: Tensor) -> None:
+    with torch.no_grad():
+        model(input_ids=tokens, use_cache=False, logits_to_keep=1)
+
+
 class _Decoding:
     """Tokens one after the other, eagerly, behind a prompt that is there."""
 
@@ -249,13 +288,24 @@ class _Decoding:
         self.cache.crop(-DECODE_STEPS)
 
 
+def _graph(model: Module, decoding: _Decoding, forwards: Forwards) -> Any:
+    """Tokens one after the other as a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with _norms(model, forwards):
+        decoding()  # kernels are compiled and loaded, and allocations made
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            decoding()
+    return graph
+
+
 def _interleaved(
-    contenders: Mapping[str, Any], run: Callable[[Any], Any], device: Any, rounds: int, step: str
+    contenders: Mapping[str, Any], run: Callable[[Any], Any], device: Any, rounds: int, step: str, base: str = AS_IT_IS
 ) -> list[Contender]:
     """ms of each contender by round, from one synchronisation to the next."""
     wait = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     calls = {name: functools.partial(run, contender) for name, contender in contenders.items()}
-    return _shared(interleaved(calls, rounds, scale=1e3, wait=wait, is_whole=True), step)
+    return _shared(interleaved(calls, rounds, scale=1e3, wait=wait, is_whole=True), step, base)
 
 
 def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> tuple[list[Contender], list[str]]:
@@ -294,9 +344,7 @@ def _errors(
         return {}
     size = sum(float(g.square().sum()) for g in truth.values())
     found = {}
-    for name in (AS_IT_IS, OURS, LIGER):
-        if name not in contenders:
-            continue
+    for name in (name for name in contenders if name not in (IDEAL, AGAIN)):
         with _norms(model, contenders[name]):
             loss = _train(model, tokens).double()
         off = sum(float((p.grad.double() - truth[n]).square().sum()) for n, p in model.named_parameters() if n in truth)

@@ -46,7 +46,7 @@ from normgen.records.place import Context, Setting
 )
 @click.option("--rows", help="With --nearest: row counts from 1..16384, about the records of --records (tune --rows).")
 @click.option("--host", is_flag=True, help="What a call of one row costs the host, beside torch's functions.")
-@click.option("--model", help="A whole model of transformers, with each library's norms: llama or gpt2.")
+@click.option("--model", help="A model of transformers, with each library's norms: llama or gpt2; or llama-products.")
 @click.option("--compiled", is_flag=True, help="With --model: its training step under torch.compile too.")
 @click.option("--ablation", help="What each technique is worth: a suite, or a file of records (.jsonl).")
 @click.option("--each", type=click.IntRange(min=1), default=2, show_default=True, help="Shapes for each technique.")

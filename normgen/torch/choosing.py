@@ -26,6 +26,7 @@ _US_PER_BYTE = 0.25e-6  # of large calls, ours (H200, the same evidence)
 _OF_GROUPS, _OF_WIDE, _OF_OTHERS = 1.3, 0.6, 0.2  # what a compiler's program takes longer, as shares of our price
 _WIDE = 16384  # columns
 _NEVER = 1 << 62
+_WHOLE, _FEW_ROWS, _MANY_ROWS = 64, 16, 1024  # of products: see `is_worth_products`
 
 
 def least_elements(spec: Spec, uses: Uses) -> tuple[int, int]:
@@ -48,6 +49,47 @@ def is_worth_a_call(least: tuple[int, int], first: Any) -> bool:
     elements = first.numel()
     # A branch, and not bool(): of a compiler's symbol that is a symbol again.
     return True if elements >= wide and (elements >= narrow or first.shape[-1] > _WIDE) else False  # noqa: SIM210
+
+
+def why_no_products(weight: Any) -> str:
+    """Why our kernels leave products with a weight [cols, inner] to torch, whatever the rows; or nothing."""
+    return (
+        f"its weight {list(weight.shape)} is not of whole tiles of {_WHOLE}"
+        if any(n % _WHOLE for n in weight.shape)
+        else ""
+    )
+
+
+def is_worth_products(x: Any, weight: Any, *, of_few: bool = True) -> bool:
+    """Whether our kernels multiply rows [.., inner] by a weight [cols, inner] in no more time than torch does.
+
+    On sm_90, of 16 bits: few rows, which read each weight once (of_few), and many, which fill the tensor cores (H200,
+    `torch.matmul`'s time over ours: 0.96 to 1.27 of 1 to 16 rows, 0.98 to 1.01 of 4096 and more, and 0.76 to 1.08 of
+    64 and 256). On the CPU, of float32 and float64, where our formulas are torch's own products.
+    """
+    device, dtype = x.device, x.dtype
+    if weight.device != device or x.shape[-1] != weight.shape[1] or not x.numel():
+        return False
+    if torch.is_autocast_enabled(device.type) and torch.float64 not in (dtype, weight.dtype):
+        dtype = torch.get_autocast_dtype(device.type)
+    elif weight.dtype != dtype:
+        return False
+    if device.type == "cpu":
+        return dtype in (torch.float32, torch.float64)
+    if dtype not in (torch.bfloat16, torch.float16) or not x.is_cuda or not _is_hopper(device.index):
+        return False
+    rows = x.numel() // x.shape[-1]
+    return True if rows >= _MANY_ROWS or (of_few and rows <= _FEW_ROWS) else False  # noqa: SIM210
+
+
+_hopper: dict[int, bool] = {}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_hopper(index: int) -> bool:
+    if index not in _hopper:
+        _hopper[index] = torch.cuda.get_device_capability(index) == (9, 0)
+    return _hopper[index]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ if importlib.util.find_spec("transformers") is None:
     pytest.skip("transformers is not installed", allow_module_level=True)
 
 from normgen.bench import model_times  # noqa: E402
-from normgen.bench.model_times import AGAIN, AS_IT_IS, IDEAL, OURS, ModelTimes, Task  # noqa: E402
+from normgen.bench.model_times import AGAIN, AS_IT_IS, GATES, IDEAL, MLPS, OURS, PRODUCTS, ModelTimes, Task  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
 from normgen.trials.file import of_text, text_of  # noqa: E402
 
@@ -83,3 +84,23 @@ def test_a_step_of_decoding_leaves_the_cache_as_it_was() -> None:
     step: Any = model_times._Decoding(model, torch.arange(10).reshape(2, 5))
     step()
     assert step.cache.get_seq_length() == 5
+
+
+def test_a_task_with_products_times_them_beside_rows_alone() -> None:
+    config = TINY["llama"].config | {"intermediate_size": 128}
+    task = replace(TINY["llama"], config=config, products=True)
+    found = model_times.timed("llama-products", task, torch.device("cpu"), rounds=3, compiled=False)
+    assert found.base == GATES
+    steps = {step: [c.name for c in found.contenders if c.step == step] for step in ("train", "decode", "prefill")}
+    assert all(names == [AS_IT_IS, GATES, MLPS, PRODUCTS, AGAIN] for names in steps.values())
+    assert [*found.errors] == [AS_IT_IS, GATES, MLPS, PRODUCTS]
+    assert "2 x replaced: down_proj(swiglu(gate_proj(x), up_proj(x)))" in found.sites
+    of_model, _ = model_times._model(task, torch.device("cpu"))
+    contenders, _ = model_times._with_products(of_model, model_times.replace(of_model, products=True).replaced)
+    assert {name: len(forwards) for name, forwards in contenders.items()} == {
+        AS_IT_IS: 0,
+        GATES: 7,
+        MLPS: 7,
+        PRODUCTS: 9,
+        AGAIN: 0,
+    }

@@ -154,7 +154,7 @@ def test_modules_that_are_alike_are_examined_once(monkeypatch: pytest.MonkeyPatc
 
     examined: list[Any] = []
     examine = patching._examine
-    monkeypatch.setattr(patching, "_examine", lambda module: examined.append(module) or examine(module))
+    monkeypatch.setattr(patching, "_examine", lambda module, told: examined.append(module) or examine(module, told))
     model = torch.nn.Sequential(*(RoundedLast(48, eps) for eps in (1e-6, 1e-5, 1e-6, 1e-5)))
     report = ng.replace(model)
     assert len(examined) == 2

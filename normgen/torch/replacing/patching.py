@@ -1,33 +1,36 @@
-"""`replace`: the norms of a model that is there, found by what they compute, and by none of their names."""
+"""`replace`: norms and products of a model that is there, found by what they compute, and by none of their names."""
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from normgen.errors import UsageError
+from normgen.torch.replacing.gating import GatedForward, GatedMlp, may_be_gated, told_gated
+from normgen.torch.replacing.heads import HeadForward, HeadLoss, LossForward, labels_of, told_loss
+from normgen.torch.replacing.patched import PLAIN, Patched, is_patched, is_same
 from normgen.torch.replacing.probing import INTERNAL, NONE, Norm, told
 
 Tensor = Any
 Module = Any
 
-_PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
 _LEFT_OPEN = INTERNAL | {"training", "forward"}  # what torch sets on a module, and we do
 _FIXED = (type, torch.nn.Module, torch.nn.Parameter, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _LARGEST_EPS = torch.finfo(torch.float32).max
 
 
-class Forward:
-    """In the place of a module's forward: our function where it computes the same, else what the module did."""
+class Forward(Patched):
+    """Our function where it computes the same, else what the module did."""
 
     def __init__(self, module: Module, norm: Norm, *, name: str, opaque: bool | None) -> None:
-        self.name = name
-        self.module, self.norm, self.original, self.opaque = module, norm, module.forward, opaque
+        super().__init__(module, name=name)
+        self.norm, self.opaque = norm, opaque
         self.operator = norm.operator
         # The operator's tensors as places among (the rows, the parameters), None of one that is absent.
         places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
@@ -135,7 +138,7 @@ class Forward:
                     eps = said if type(said) is float else float(said)
                 elif said is not None or examined is not None:  # None: as torch does without one
                     return None
-            elif name not in self.held and not _is_same(getattr(module, name, NONE), examined):
+            elif name not in self.held and not is_same(getattr(module, name, NONE), examined):
                 return None
         if not abs(eps) <= _LARGEST_EPS:
             return None
@@ -146,7 +149,7 @@ def _may_change(value: Any) -> bool:
     """Whether what it says may be changed in place."""
     if isinstance(value, tuple):
         return any(map(_may_change, value))
-    if type(value) in _PLAIN or isinstance(value, _FIXED):
+    if type(value) in PLAIN or isinstance(value, _FIXED):
         return False
     return isinstance(value, list | dict | set | torch.Tensor) or hasattr(value, "__dict__")
 
@@ -165,7 +168,7 @@ class _One:
 
 def _print(value: Any, depth: int = 5) -> Any:
     """What an object says, through what it holds."""
-    if type(value) in _PLAIN and not isinstance(value, tuple):
+    if type(value) in PLAIN and not isinstance(value, tuple):
         return value
     if isinstance(value, torch.Tensor):
         return _One(value), 0 if value.is_inference() else value._version
@@ -182,25 +185,24 @@ def _print(value: Any, depth: int = 5) -> Any:
     return _One(value)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) in _PLAIN and type(other) in _PLAIN and bool(one == other))
+What = Norm | GatedMlp | HeadLoss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """replaced: module name -> what it computes; left: module name -> why it was left as it is."""
 
-    replaced: Mapping[str, Norm]
+    replaced: Mapping[str, What]
     left: Mapping[str, str]
 
     def __str__(self) -> str:
-        counts = Counter(f"replaced: {norm}" for norm in self.replaced.values())
+        counts = Counter(f"replaced: {what}" for what in self.replaced.values())
         lines = [f"{count} x {what}" for what, count in counts.items()] or ["nothing is replaced"]
         return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
 
 
-def replace(model: Module, *, opaque: bool | None = None) -> Report:
-    """Let the norms of a model compute by our kernels, and say which.
+def replace(model: Module, *, opaque: bool | None = None, products: bool = False, stored_logits: bool = True) -> Report:
+    """Let the norms of a model, and its products with `products`, compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
     formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
@@ -213,27 +215,57 @@ def replace(model: Module, *, opaque: bool | None = None) -> Report:
     other ones, which are left. Rows lie along the last axis; or along the channels of [batch, channels, ..], as those
     of ConvNext's norms, and are read there; or, without parameters, they are all that stands behind each channel, as in
     InstanceNorm. Of the latter two, those that round in bf16 where ours do not are ours in float32 alone.
+
+    With `products`, these too, in 16 bits on sm_90, where a call has up to 16 rows or 1024 and more; others are left to
+    the modules, call by call:
+
+    * gated MLPs, down(act(gate(x)) * up(x)) of three torch.nn.Linear without bias: gate and up are one kernel, which
+      rounds once, where the module rounds four times.
+    * the loss of a model that takes labels and has one torch.nn.Linear without bias as its head, of 1024 rows and more,
+      if its logits go to torch's cross_entropy by casts, views and slices of rows: by `cross_entropy` of the logits
+      before any cast. With `stored_logits=False`, in training, by `linear_cross_entropy`, which takes more time and a
+      fraction of the memory: what the model returns as logits is then no tensor, but becomes one for any function or
+      method of torch's, until the head's weight changes. Without labels the model does what it did.
+
+    Products between a norm and a residual are left to torch, whose own are as fast.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError("a model is a torch.nn.Module", received=type(model).__name__)
-    known: dict[Any, Norm | str] = {}
-    replaced: dict[str, Norm] = {}
+    known: dict[Any, Any] = {}
+    replaced: dict[str, What] = {}
     left: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if isinstance(module.__dict__.get("forward"), Forward) or not _may_be_one(module):
-            continue
-        found = _examined(module, known)
+
+    def note(name: str, module: Module, found: What | str) -> bool:
         if isinstance(found, str):
             left[name] = f"{type(module).__name__}: {found}"
         else:
-            module.forward = Forward(module, found, name=name, opaque=opaque)
             replaced[name] = found
+        return not isinstance(found, str)
+
+    for name, module in model.named_modules():
+        if is_patched(module):
+            continue
+        if _may_be_one(module):
+            found = _examined(module, known)
+            if note(name, module, found):
+                module.forward = Forward(module, found, name=name, opaque=opaque)
+        elif products and may_be_gated(module):
+            found = _examined(module, known, told_gated)
+            if note(name, module, found):
+                module.forward = GatedForward(module, found, name=name)
+        elif products and labels_of(module):
+            found = _examine(module, functools.partial(told_loss, stores=stored_logits))
+            head = found.head if isinstance(found, HeadLoss) else "its loss"
+            if note(f"{name}.{head}" if name else head, module, found):
+                own = getattr(module, head)
+                own.forward = HeadForward(own, name=f"{name}.{head}" if name else head, stores=stored_logits)
+                module.forward = LossForward(module, found, name=name)
     return Report(replaced=replaced, left=left)
 
 
 def restore(model: Module) -> int:
     """Give the modules that `replace` changed their own forward back; how many there were."""
-    changed = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), Forward)]
+    changed = [m for m in model.modules() if is_patched(m)]
     for module in changed:
         del module.forward
     return len(changed)
@@ -246,21 +278,25 @@ def _may_be_one(module: Module) -> bool:
     return "norm" in type(module).__name__.lower() or (len(shapes) == 1 and len(next(iter(shapes))) == 1)
 
 
-def _examined(module: Module, known: dict[Any, Norm | str]) -> Norm | str:
+def _examined(module: Module, known: dict[Any, Any], told: Callable[[Module], Any] = told) -> Any:
     """What a module computes, or why it is none of ours; modules alike in all they say are examined once."""
-    said = {
-        name: repr(value) if type(value) in _PLAIN else id(value)
-        for name, value in vars(module).items()
-        if name not in INTERNAL
-    }
-    shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False))
-    key = (type(module), shapes, tuple(sorted(said.items())))
+    shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
+    key = (type(module), shapes, _said(module), tuple((name, _said(child)) for name, child in module.named_children()))
     if key not in known:
-        known[key] = _examine(module)
+        known[key] = _examine(module, told)
     return known[key]
 
 
-def _examine(module: Module) -> Norm | str:
+def _said(module: Module) -> Any:
+    said = {
+        name: repr(value) if type(value) in PLAIN else id(value)
+        for name, value in vars(module).items()
+        if name not in INTERNAL
+    }
+    return type(module), tuple(sorted(said.items()))
+
+
+def _examine(module: Module, told: Callable[[Module], Any] = told) -> Any:
     """On the CPU, where a forward that makes tensors of its own is to make them too, and in no mode of the caller's."""
     with torch.device("cpu"), torch.inference_mode(False):
         return told(module)

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ def told(module: Module) -> Norm | str:
     for lying in ways:
         try:
             found = _Probe(module, names, sizes[0] if sizes else _ANY_COLS, lying).found()
-        except _FailedError as failure:
+        except FailedError as failure:
             found = str(failure)
         if isinstance(found, Norm):
             return found
@@ -111,7 +111,7 @@ def told(module: Module) -> Norm | str:
     return reasons[0] if sizes else _NO_COLUMNS
 
 
-class _FailedError(Exception):
+class FailedError(Exception):
     """A module's forward does not do what a norm's does."""
 
 
@@ -130,7 +130,7 @@ class _Probe:
         alike = [
             (name, parameters, eps)
             for name, parameters, eps, wide_eps in self.candidates()
-            if _is_close(self.ours(name, parameters, wide_eps, self.rows, torch.float64), got)
+            if is_close(self.ours(name, parameters, wide_eps, self.rows, torch.float64), got)
         ]
         if not alike:
             return "its forward computes none of our norms"
@@ -177,11 +177,11 @@ class _Probe:
             with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of dtypes that its caller may never mix
                 got = self.module.forward(x)
         except Exception as error:
-            raise _FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
+            raise FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
         if not isinstance(got, torch.Tensor):
-            raise _FailedError(f"its forward returns a {type(got).__name__}")
+            raise FailedError(f"its forward returns a {type(got).__name__}")
         if got.shape != x.shape:
-            raise _FailedError(f"its result has the shape {tuple(got.shape)} of rows {tuple(x.shape)}")
+            raise FailedError(f"its result has the shape {tuple(got.shape)} of rows {tuple(x.shape)}")
         return self.lying.rows(got).reshape(rows.shape) if self.lying else got
 
     def ours(
@@ -200,13 +200,13 @@ class _Probe:
         rows = self.rows[:, :4].to(dtype)  # without those that overflow
         try:
             got = self.run(rows, of_parameters)
-        except _FailedError:
+        except FailedError:
             return None
         want = self.ours(name, parameters, eps, rows, of_parameters, out=got.dtype)
         if got.dtype == torch.float32 == dtype:
-            return got.dtype if _is_close(want, got) else None
+            return got.dtype if is_close(want, got) else None
         share = (got == want).double().mean()
-        return got.dtype if share >= _EQUAL or (got.dtype == torch.float32 and _is_close(want, got)) else None
+        return got.dtype if share >= _EQUAL or (got.dtype == torch.float32 and is_close(want, got)) else None
 
     def eps_of(self, name: str, parameters: tuple[str, ...]) -> str:
         """The attribute that our function's eps is: with another number there, the results are those of that eps."""
@@ -216,7 +216,7 @@ class _Probe:
             try:
                 if all(self.is_eps(attribute, other, name, parameters) for other in _PROBED):
                     return str(attribute)
-            except _FailedError:
+            except FailedError:
                 continue
             finally:
                 setattr(self.module, attribute, value)
@@ -225,7 +225,7 @@ class _Probe:
     def is_eps(self, attribute: str, other: float, name: str, parameters: tuple[str, ...]) -> bool:
         setattr(self.module, attribute, other)
         got = self.run(self.rows, torch.float64)
-        return _is_close(self.ours(name, parameters, other, self.rows, torch.float64), got)
+        return is_close(self.ours(name, parameters, other, self.rows, torch.float64), got)
 
     def is_same_in_training(self) -> bool:
         """Whether the module's forward does in training what it does outside of it."""
@@ -239,22 +239,13 @@ class _Probe:
         """The attributes of its class, and `training`, that the module's forward reads; those it asks for in vain; the
         methods it calls. Its own ones are compared whether it reads them here or not.
         """
-        seen: dict[str, None] = {}
-        plain, own = type(self.module), vars(self.module)
+        own = vars(self.module)
 
-        class Watched(plain):  # type: ignore[misc,valid-type]
-            def __getattribute__(self, name: str) -> Any:
-                seen[name] = None
-                return super().__getattribute__(name)
-
-        try:
-            self.module.__class__ = Watched
+        def runs() -> None:
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
                 self.run(self.rows[:, :4].to(dtype), dtype)
-        except (TypeError, _FailedError):  # a class that has no other below it, or asks which it is
-            seen.update(dict.fromkeys(own))
-        finally:
-            self.module.__class__ = plain
+
+        seen = names_read(self.module, runs)
         known = {*INTERNAL, *self.names, *dir(torch.nn.Module)} - {"training"}
         names = [name for name in seen if not name.startswith("__") and name not in known]
         found = [(name, getattr(self.module, name, NONE)) for name in names if name not in own or name == "training"]
@@ -275,6 +266,26 @@ class _Probe:
         return any(func in _OF_TORCH for func in seen)
 
 
+def names_read(module: Module, runs: Callable[[], object]) -> Sequence[str]:
+    """The names that a module is asked for while `runs` runs it; all of its own, if it cannot be watched or fails."""
+    seen: dict[str, None] = {}
+    plain = type(module)
+
+    class Watched(plain):  # type: ignore[misc,valid-type]
+        def __getattribute__(self, name: str) -> Any:
+            seen[name] = None
+            return super().__getattribute__(name)
+
+    try:
+        module.__class__ = Watched
+        runs()
+    except (TypeError, FailedError):  # a class that has no other below it, or asks which it is
+        seen.update(dict.fromkeys(vars(module)))
+    finally:
+        module.__class__ = plain
+    return [*seen]
+
+
 def telling_rows(cols: int, generator: Any) -> Tensor:
     """[2, 8, cols] in float64: plain rows, rows where eps matters, far from 0, with an outlier, level, 0 and large."""
     rows = torch.randn(2, 8, cols, generator=generator, dtype=torch.float64, device="cpu")
@@ -288,6 +299,6 @@ def telling_rows(cols: int, generator: Any) -> Tensor:
     return rows
 
 
-def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+def is_close(ours: Tensor, theirs: Tensor, share: float = _SAME) -> bool:
     scale = ours.abs().amax(-1, keepdim=True)
-    return bool(((ours - theirs).abs() <= _SAME * scale + 1e-30).all())
+    return bool(((ours - theirs).abs() <= share * scale + 1e-30).all())

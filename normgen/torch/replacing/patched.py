@@ -1,0 +1,55 @@
+"""What stands in the place of a module's forward, and what has to stay as it was for that."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+Module = Any
+
+PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
+
+
+class Patched:
+    """In the place of a module's forward, until `restore`; `original` is what it was."""
+
+    def __init__(self, module: Module, *, name: str) -> None:
+        self.module, self.name, self.original = module, name, module.forward
+
+
+def is_patched(module: Module) -> bool:
+    return isinstance(module.__dict__.get("forward"), Patched)
+
+
+def is_bare(module: Module) -> bool:
+    """Whether a call of it is its class's forward and no more: no hooks, no forward of its own that is not ours."""
+    return isinstance(module.forward, types.MethodType | Patched) and not (
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
+
+
+def is_plain_linear(module: Module) -> bool:
+    """Whether a call of it is the product with its weight, a tensor of torch's own: no bias, adapter or shard."""
+    return (
+        type(module) is torch.nn.Linear
+        and module.bias is None
+        and type(module.weight) is torch.nn.Parameter
+        and is_bare(module)
+    )
+
+
+def is_looked_on() -> bool:
+    """Whether somebody sees torch's operations one by one: hooks of all modules, modes, transforms, exporters."""
+    if torch.compiler.is_compiling():
+        return bool(torch.compiler.is_exporting())
+    return bool(
+        torch.nn.modules.module._has_any_global_hook()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) in PLAIN and type(other) in PLAIN and bool(one == other))
