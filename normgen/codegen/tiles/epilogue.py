@@ -99,9 +99,9 @@ class Epilogue:
         body = (Let("const int", "n", "n0 + own_n(j)"), *when(self.inside[1], *vector))
         return [*before, self._over_columns(body), *after]
 
-    def _over_columns(self, body: Sequence[Statement]) -> For:
+    def _over_columns(self, body: Sequence[Statement], index: str = "j", step: str = WIDTH) -> For:
         """A thread's vectors of a line, one after another."""
-        return For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", tuple(body), UNROLL)
+        return For(f"for (int {index} = 0; {index} < kThreadN; {index} += {step})", tuple(body), UNROLL)
 
     def _axes_of(self, step: Load | Map | Store | Reduce) -> set[str]:
         """Along which it is computed: reduced is each element."""

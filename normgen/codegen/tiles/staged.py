@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from normgen.codegen.module import Boxes, Param, Source
 from normgen.codegen.statements import Do, For, Let, Set, Statement, function, loop, setting, when
-from normgen.codegen.tiles.access import SOURCES, TileAccess
+from normgen.codegen.tiles.access import SOURCES, TileAccess, both
 from normgen.codegen.tiles.epilogue import WIDTH, Epilogue
 from normgen.codegen.tiles.reduced import ReducedByTiles, ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Store
+from normgen.schedule.tiles.fragment import VECTOR
 from normgen.schedule.tiles.wgmma import BESIDE, BOX, PASSED_BYTES, Wgmma
 
 MAP = "const __grid_constant__ TensorMap"
@@ -108,14 +109,15 @@ class StagedEpilogue(Epilogue):
     def statements(self) -> list[Statement]:
         lines, elements = self.parts()
         inside_m, inside_n = self.inside
-        past = [s for s in elements if isinstance(s, Load | Store) and s.tensor not in self.passing.tensors]
+        apart = {*self.passing.tensors, *(store.tensor for store in self.exchanged)}
+        past = [s for s in elements if isinstance(s, Load | Store) and s.tensor not in apart]
         asks_m = lines or any(self.m in s.kind.axes for s in past)
         asks_n = past or self.reduced
         vector = [Let("const int", "n", "n0 + own_n(j)"), *when(inside_n if asks_n else "", *self._vector(elements))]
         over_n = self._over_columns(vector)
         before = [*self._line(lines), *self._read_ahead(), *self._peeks(elements)]
         whole = when(inside_m if asks_m else "", *before, over_n)
-        body = [Let("const int", "m", "m0 + own_m(i)"), *whole]
+        body = [Let("const int", "m", "m0 + own_m(i)"), *self._pieces(), *whole, *self._exchange()]
         made: list[Statement] = [loop("i", "kThreadM", body, unroll=UNROLL)]
         start: list[Statement] = []
         if isinstance(self.reduced, ReducedByTiles):
@@ -129,9 +131,48 @@ class StagedEpilogue(Epilogue):
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
         return self._scalars([*self.plan.cut.epilogue, *finish])
 
-    def _over_columns(self, body: Sequence[Statement]) -> For:
+    def _over_columns(self, body: Sequence[Statement], index: str = "j", step: str = WIDTH) -> For:
         first, end = ("pass * (kPassN / 4)", "(pass + 1) * (kPassN / 4)") if self.passing else ("0", "kThreadN")
-        return For(f"for (int j = {first}; j < {end}; j += {WIDTH})", tuple(body), UNROLL)
+        return For(f"for (int {index} = {first}; {index} < {end}; {index} += {step})", tuple(body), UNROLL)
+
+    # ---- results of 8 bits -------------------------------------------------------------------------------------
+
+    @property
+    def exchanged(self) -> tuple[Store, ...]:
+        return self.passing.fragment.exchanged
+
+    def _pieces(self) -> list[Statement]:
+        """A lane's pairs of a line: four of them are a piece behind the exchange."""
+        vecs = ((self.access.vec(store.tensor, str(VECTOR)), store.tensor) for store in self.exchanged)
+        return [Do(f"{vec} {tensor}_pieces[kThreadN / {VECTOR}]") for vec, tensor in vecs]
+
+    def _exchange(self) -> list[Statement]:
+        """All lanes of a warp take part, also those whose lines are none of the result's."""
+        if not self.exchanged:
+            return []
+        written: list[Statement] = []
+        for tensor in (store.tensor for store in self.exchanged):
+            address = self.access.address(tensor, self.at)
+            written += self.access.if_wanted(tensor, Do(f"write<Store>({address}, {tensor}_pieces[piece / {VECTOR}])"))
+        body: list[Statement] = [
+            *(Do(f"whole_halves({store.tensor}_pieces[piece / {VECTOR}].bits)") for store in self.exchanged),
+            Let("const int", "n", f"n0 + 4 * piece + {VECTOR} * tn"),
+            *when(both(*filter(None, self.inside)), *written),
+        ]
+        return [self._over_columns(body, "piece", str(VECTOR))]
+
+    def _write(self, store: Store) -> tuple[Statement, ...]:
+        if store not in self.exchanged:
+            return super()._write(store)
+        vec = f"{store.tensor}_vec"
+        half, low = f"{store.tensor}_pieces[j / {VECTOR}].bits[j % {VECTOR} / 4]", f"{vec}.bits[0]"
+        return (
+            Do(f"{self.access.vec(store.tensor, WIDTH)} {vec}"),
+            Do(f"pack({vec}, {store.tensor}_values)"),
+            Set(half, f"j % 4 == 0 ? {low} : {half} | {low} << 16"),
+        )
+
+    # ---- what passes through stages ----------------------------------------------------------------------------
 
     def _read_ahead(self) -> list[Statement]:
         """A line's vectors of a pass: to the compiler a result may lie where another one is read."""

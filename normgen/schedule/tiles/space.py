@@ -137,7 +137,7 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
     vector, cut = widest(problem, device), contraction(problem)
     way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector)
     way = way.varied(tile_k=Wgmma(problem, way, cut).line)
-    way = way.varied(arithmetic=problem_arithmetic(problem))  # tensor cores wait for what is behind their products
+    way = way.varied(arithmetic=arithmetic_of(problem))  # tensor cores wait for what is behind their products
     sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
     for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):
         if tile_m >= 2 * sizes[0] or tile_n >= 2 * max(sizes[1], LINES):

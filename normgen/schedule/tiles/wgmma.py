@@ -68,8 +68,6 @@ class Wgmma(TensorCores):
             return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
         if cut.ahead or cut.riding:
             return "blocks that go from tile to tile reduce nothing of their sides: fragment = mma"
-        if self.problem.packed > 1:
-            return "a lane has two elements side by side, and no more of a byte: fragment = mma"
         if any(t.kind.by_batch for t in self.problem.tensors):
             return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
         if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":
@@ -158,6 +156,13 @@ class Wgmma(TensorCores):
         if self.cut.grouped:  # elements are known before groups are, and these before anything passes
             loads = []
         return tuple(loads[:room]), tuple(stores[:room]) if s.store is StoreHint.DEFAULT else ()
+
+    @cached_property
+    def exchanged(self) -> tuple[Store, ...]:
+        """Of 8 bits: the four lanes of a line exchange pairs, and store pieces of 8 columns each."""
+        stores = [s for s in self.cut.epilogue if isinstance(s, Store) and {*s.kind.axes} == self.result]
+        dtypes = {s: self.problem.tensor(s.tensor).dtype for s in stores if not s.accumulate}
+        return tuple(s for s, dtype in dtypes.items() if dtype.bytes == dtype.packed == 1)
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)

@@ -38,6 +38,8 @@ ASKED: list[tuple[str, str, int, str, dict[str, Any]]] = [
     ("linear_swiglu", "65x72", 88, "bf16", {}),
     ("linear_swiglu", "256x512", 1024, "f16", {"layout": BOTH_TURNED}),
     ("linear_swiglu", "1024x1376", 512, "bf16", {"layout": BOTH_TURNED}),
+    ("linear_swiglu_to_fp8_group", "200x384", 328, "bf16", {"layout": BOTH_TURNED}),
+    ("linear_swiglu_to_fp8_group", "5x256", 520, "f16", {"layout": BOTH_TURNED | {"scale": "column_major"}}),
     ("linear_add", "200x328", 456, "bf16", {}),
     ("linear_add_rms", "130x264", 328, "bf16", {"layout": TURNED}),
     ("rmsnorm_linear", "100x200", 304, "bf16", OF_NORM),
