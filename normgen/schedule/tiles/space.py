@@ -10,6 +10,7 @@ from normgen.device import Device
 from normgen.knobs import KNOBS, ArithmeticMode, Copy, DependentLaunch, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import value_alone
+from normgen.schedule.lanes.space import problem_arithmetic
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks, tiles_of
@@ -137,7 +138,7 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
     vector, cut = widest(problem, device), contraction(problem)
     way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector)
     way = way.varied(tile_k=Wgmma(problem, way, cut).line)
-    way = way.varied(arithmetic=arithmetic_of(problem))  # tensor cores wait for what is behind their products
+    way = way.varied(arithmetic=problem_arithmetic(problem))  # tensor cores wait for what is behind their products
     sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
     for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):
         if tile_m >= 2 * sizes[0] or tile_n >= 2 * max(sizes[1], LINES):
