@@ -17,6 +17,10 @@ TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_a_kernel_is_right_on_both_sides_of_every_edge",
     "tests/schedule/test_tiles.py",
 )
+SHARED_BY_TEAMS = (
+    "tests/codegen/tiles/test_wgmma.py::test_blocks_share_k",
+    "tests/codegen/tiles/test_wgmma.py::test_whatever_is_wrong_in_blocks_of_teams_that_share_k_shows",
+)
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
 BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
 SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
@@ -1095,8 +1099,25 @@ CHANGES: tuple[Change, ...] = (
         ('"cluster_rank() * kPartK"', '"0"'),
         ('"kParts - 1"', '"kParts - 2"'),
         ("(cluster_rank() - 1) * kLeft", "cluster_rank() * kLeft"),
-        ('Do("cluster_arrive()"),', ""),
+        ('            Do("cluster_arrive()"),\n            Do("cluster_wait()"),\n', ""),
     ),
+    *changes(
+        "codegen/tiles/parts.py",
+        SHARED_BY_TEAMS,
+        (
+            'return [Let("float* const", "left", start), Do("cluster_arrive()"), free]',
+            'return [Let("float* const", "left", start)]',
+        ),
+        ("for e in range(FOUR)", "for e in reversed(range(FOUR))"),
+        ("* ({WARP} * kWarps) + threadIdx.x) * {FOUR}", "* {WARP} + threadIdx.x) * {FOUR}"),
+        ("j += {FOUR})", "j += 2 * {FOUR})"),
+    ),
+    *changes(
+        "codegen/tiles/raster.py",
+        SHARED_BY_TEAMS,
+        ("if self.plan.parts > 1:\n            return body", "if self.plan.parts > 8:\n            return body"),
+    ),
+    *changes("codegen/tiles/ring.py", SHARED_BY_TEAMS, ('f"lane == 0 && k0 > {self.begin}"', '"lane == 0 && k0 > 0"')),
     *changes(
         "codegen/tiles/epilogue.py",
         TILES,
@@ -1176,7 +1197,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/wgmma.py",
         TEAMS,
-        ("k0 + step > 0", "k0 > 0"),
+        ("k0 + step > {begin}", "k0 > {begin}"),
         ("loads[value_alone(slot)] for slot in self.slots]", "self.side.loads[0].tensor for _ in self.slots]"),
         ('.removeprefix("1 * ")', '.removeprefix("2 * ").removeprefix("1 * ")'),
     ),
