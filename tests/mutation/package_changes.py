@@ -23,6 +23,10 @@ TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_results_pass_in_any_number_of_passes",
     "tests/schedule/test_tiles.py",
 )
+SHARED_BY_TEAMS = (
+    "tests/codegen/tiles/test_wgmma.py::test_blocks_share_k",
+    "tests/codegen/tiles/test_wgmma.py::test_whatever_is_wrong_in_blocks_of_teams_that_share_k_shows",
+)
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
 BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
 SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
@@ -1099,8 +1103,25 @@ CHANGES: tuple[Change, ...] = (
         ('"cluster_rank() * kPartK"', '"0"'),
         ('"kParts - 1"', '"kParts - 2"'),
         ("(cluster_rank() - 1) * kLeft", "cluster_rank() * kLeft"),
-        ('tuple(left)),\n            Do("cluster_arrive()"),', "tuple(left)),"),
+        ('            Do("cluster_arrive()"),\n            Do("cluster_wait()"),\n', ""),
     ),
+    *changes(
+        "codegen/tiles/parts.py",
+        SHARED_BY_TEAMS,
+        (
+            'return [Let("float* const", "left", start), Do("cluster_arrive()"), free]',
+            'return [Let("float* const", "left", start)]',
+        ),
+        ("for e in range(FOUR)", "for e in reversed(range(FOUR))"),
+        ("* ({WARP} * kWarps) + threadIdx.x) * {FOUR}", "* {WARP} + threadIdx.x) * {FOUR}"),
+        ("j += {FOUR})", "j += 2 * {FOUR})"),
+    ),
+    *changes(
+        "codegen/tiles/raster.py",
+        SHARED_BY_TEAMS,
+        ("if self.plan.parts > 1:\n            return body", "if self.plan.parts > 8:\n            return body"),
+    ),
+    *changes("codegen/tiles/ring.py", SHARED_BY_TEAMS, ('f"lane == 0 && k0 > {self.begin}"', '"lane == 0 && k0 > 0"')),
     *changes(
         "codegen/tiles/epilogue.py",
         TILES,
@@ -1231,7 +1252,7 @@ CHANGES: tuple[Change, ...] = (
         ("if not self.lies_deep(cut.left):", "if False:"),
         ("if not self.lies_deep(cut.right) and s.tile_n % ACROSS:", "if False:"),
         (
-            'VECTOR:\n            return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"\n        if s.tile_k',
+            'VECTOR:\n            return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"\n        if s.tile_k',  # noqa: E501
             'VECTOR and s.vector > 8:\n            return ""\n        if s.tile_k',
         ),
         ("sums = s.tile_m * (s.tile_n + PAD) * len(self.cut.sums)", "sums = s.tile_m * s.tile_n * len(self.cut.sums)"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from normgen.codegen.reductions import single_combine
-from normgen.codegen.statements import Comment, Do, Gap, If, Let, Set, Statement, constant, loop, setting
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Statement, constant, loop, setting
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.side import UNROLL
+from normgen.schedule.tiles.fragment import WARP
+
+FOUR = 4  # numbers of 16 bytes
 
 
 class PartsText:
@@ -14,8 +17,6 @@ class PartsText:
     def __init__(self, access: TileAccess) -> None:
         self.access, self.plan = access, access.plan
         self.in_slots = self.plan.hands_in_slots
-        self.threads = "(32 * kWarps)" if self.in_slots else "kThreads"  # of a block, that have sums
-        self.cell = "_part[i / 2][i % 2 * kThreadN + j]" if self.in_slots else "_sum[i][j]"
 
     def constants(self) -> list[Let]:
         if self.plan.parts == 1:
@@ -26,19 +27,16 @@ class PartsText:
             constant("kPartK", f"{steps} * kTileK", f"of {self.plan.cut.k}, what each of them sums"),
         ]
 
-    def sum_of(self, name: str) -> str:
-        return f"{name}{self.cell}"
-
     def begin(self) -> list[Statement]:
         """Where along k a block begins and ends."""
         if self.plan.parts == 1:
             return []
         size = self.access.size(self.plan.cut.k)
-        started = [] if self.in_slots else [Do("cluster_arrive_relaxed()", "the others may write to its shared memory")]
+        started = Do("cluster_arrive_relaxed()", "the others may write to this block's shared memory")
         return [
             Let("const int", "k_begin", "cluster_rank() * kPartK"),
             Let("const int", "k_end", f"min({size}, k_begin + kPartK)"),
-            *started,
+            *([] if self.in_slots else [started]),
         ]
 
     def meet(self) -> list[Statement]:
@@ -47,12 +45,16 @@ class PartsText:
         cut = self.plan.cut
         left: list[Statement] = []
         added: list[Statement] = []
-        place, handed = f"* {self.threads} + threadIdx.x", list[str]()
+        place, handed = "* kThreads + threadIdx.x", list[str]()
         for reduce in cut.sums:
-            cell, own = " + ".join([*handed, "i * kThreadN + j"]), self.sum_of(reduce.names[0])
-            left.append(self._all(cell, own, two=True))
-            total = Set(own, f"left[(part * kLeft + {cell}) {place}]", "+=")
-            added.append(self._over(total, two=True))
+            cell, name = " + ".join([*handed, "i * kThreadN + j"]), reduce.names[0]
+            if self.in_slots:
+                left.append(self._by_fours(self._sent(cell, name)))
+                added.append(self._by_fours(*self._received(cell, name)))
+            else:
+                left.append(self._all(cell, f"{name}_sum[i][j]", two=True))
+                total = Set(f"{name}_sum[i][j]", f"left[(part * kLeft + {cell}) {place}]", "+=")
+                added.append(self._over(total, two=True))
             handed.append("kThreadM * kThreadN")
         for reduce in cut.left.riding:
             own, cell = f"{reduce.names[0]}_all[i]", " + ".join([*handed, "i"])
@@ -80,8 +82,28 @@ class PartsText:
             return [Let("float* const", "left", start), Do("cluster_arrive()"), free]
         return [Let("float* const", "left", f"{start} + kSlots"), Do("cluster_wait()", "the first block has started")]
 
+    # ---- of teams, whose threads have fours of sums side by side, in another order -----------------------------------
+
+    def _sent(self, cell: str, name: str) -> Statement:
+        values = ", ".join(f"{name}_part[i / 2][i % 2 * kThreadN + j + {e}]" for e in range(FOUR))
+        return Do(f"cluster_store_four({self._fours('(cluster_rank() - 1)', cell)}, 0, {values})")
+
+    def _received(self, cell: str, name: str) -> list[Statement]:
+        total = Set(f"{name}_part[i / 2][i % 2 * kThreadN + j + e]", "element(handed, e)", "+=")
+        vector = Let(f"const Vec<float, {FOUR}>", "handed", f"read<{FOUR}>({self._fours('part', cell)})")
+        return [vector, loop("e", str(FOUR), [total], unroll=UNROLL)]
+
+    def _fours(self, part: str, cell: str) -> str:
+        return f"left + (({part} * kLeft + {cell}) / {FOUR} * ({WARP} * kWarps) + threadIdx.x) * {FOUR}"
+
+    def _by_fours(self, *body: Statement) -> Statement:
+        inner = For(f"for (int j = 0; j < kThreadN; j += {FOUR})", tuple(body), UNROLL)
+        return loop("i", "kThreadM", [inner], unroll=UNROLL)
+
+    # ---- of others ---------------------------------------------------------------------------------------------------
+
     def _all(self, cell: str, value: str, *, two: bool) -> Statement:
-        at = f"left + ((cluster_rank() - 1) * kLeft + {cell}) * {self.threads} + threadIdx.x"
+        at = f"left + ((cluster_rank() - 1) * kLeft + {cell}) * kThreads + threadIdx.x"
         return self._over(Do(f"cluster_store({at}, 0, {value})"), two=two)
 
     def _over(self, one: Statement, *, two: bool) -> Statement:

@@ -146,7 +146,7 @@ def test_whatever_is_wrong_in_blocks_of_teams_that_share_k_shows(way: str) -> No
 MISSED_BY_TWO = [
     ("lane == 0 && k0 > k_begin", "lane == 0 && k0 > 0"),
     ("_part[i / 2][i % 2 * kThreadN", "_part[0][i % 2 * kThreadN"),
-    ("* (32 * kWarps)", "* 128"),
+    ("(32 * kWarps)", "128"),
 ]
 MISSED_BY_FOUR = [
     ("cluster_rank() * kPartK", "0"),
@@ -160,8 +160,14 @@ MISSED_BY_FOUR = [
     ("kParts - 1", "kParts - 2"),
     ("kThreadM * kThreadN + i", "i"),
     ("i % 2 * kThreadN + j", "j"),
-    ("* (32 * kWarps)", "* 32"),
-    ("threadIdx.x, 0,", "threadIdx.x, 1,"),
+    ("kThreadN + j + 2", "kThreadN + j + 3"),
+    ("kThreadN + j + e", "kThreadN + j"),
+    ("element(handed, e)", "element(handed, 0)"),
+    ("j += 4", "j += 8"),
+    (" / 4 * (", " * ("),
+    (" / 4 * (32 * kWarps)", " / 4 * 32"),
+    ("+ threadIdx.x) * 4", "+ threadIdx.x)"),
+    ("threadIdx.x) * 4, 0,", "threadIdx.x) * 4, 1,"),
     ("if (cluster_rank() > 0) return;", ""),
 ]
 MISSED = {"four": MISSED_BY_FOUR, "two of two teams": MISSED_BY_TWO}

@@ -176,6 +176,10 @@ template <typename Value>
 NORMGEN_INLINE void cluster_store(Value* own_shared_address, unsigned rank, Value value) {
   normgen_cpu_cluster_store(own_shared_address, rank, &value, sizeof(Value));
 }
+NORMGEN_INLINE void cluster_store_four(float* own_shared_address, unsigned rank, float a, float b, float c, float d) {
+  const float values[4] = {a, b, c, d};
+  normgen_cpu_cluster_store(own_shared_address, rank, values, sizeof(values));
+}
 template <typename Value>
 NORMGEN_INLINE void cluster_send(Value* own_shared_address, unsigned rank, Value value, unsigned long long* mbarrier) {
   normgen_cpu_cluster_send(own_shared_address, rank, &value, sizeof(Value), mbarrier);
