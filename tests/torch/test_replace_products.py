@@ -626,9 +626,8 @@ def test_on_a_gpu_a_models_step_is_as_near_to_float64_as_it_was(stores: bool, ca
     ng.replace(model, products=True, stored_logits=stores)
     calls.clear()
     found = trained(model, ids, ids)
-    assert calls == (
-        ["swiglu", "swiglu", STORED if stores else NOT_STORED] if torch.cuda.get_device_capability() == (9, 0) else []
-    )
+    ours = ["swiglu", "swiglu", STORED if stores else NOT_STORED]
+    assert calls == (ours if torch.cuda.get_device_capability() == (9, 0) else [])
 
     def off(step: Any) -> float:
         total = sum(float((g.double() - truth[1][name]).square().sum()) for name, g in step[1].items())

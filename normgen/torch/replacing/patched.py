@@ -35,7 +35,7 @@ def is_plain_linear(module: Module) -> bool:
     return (
         type(module) is torch.nn.Linear
         and module.bias is None
-        and type(module.weight) is torch.nn.Parameter
+        and type(module.weight) in (torch.nn.Parameter, torch.Tensor)
         and is_bare(module)
     )
 
