@@ -62,7 +62,7 @@ def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     if problem.col_stride > 1:
         return problem.row_alignment(tensor) if s.vector > 1 and tensor.kind.is_elem else tensor.dtype.bytes
     if s.tile_m:
-        is_wide = s.vector > 1 and tensor.kind.within_row
+        is_wide = s.vector > 1 and tensor.kind.within_row and not tensor.kind.by_group
         aligned = problem.row_alignment(tensor) if tensor.kind.is_matrix else problem.align
         return aligned if is_wide else tensor.dtype.bytes
     asked_ahead = s.params is Params.PREFETCHED and tensor.is_parameter

@@ -206,3 +206,10 @@ def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhe
     done = nvcc("-arch=sm_90", "-o", tmp_path / "program", use)
     assert "has instructions of sm_90 alone" in done.stderr
     assert f"compile with -gencode {target}" in done.stderr
+
+
+def test_a_header_of_groups_takes_whole_ones() -> None:
+    spec = load("linear_swiglu_to_fp8_group")
+    (header,) = headers_of([record(spec, shape="64x256", inner=64)], spec=spec)
+    assert "cols % 128 != 0 || " in header.text
+    assert "scale_pitch < cols / 128" in header.text

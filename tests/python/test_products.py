@@ -106,3 +106,18 @@ def test_the_gradient_of_a_turned_matrix_is_turned() -> None:
     kernel = normgen.kernel("linear", **asked, layout={"w": "cols_inner"})
     x, dy = (rng.standard_normal((20, width)).astype(np.float32) for width in (INNER, COLS))
     np.testing.assert_allclose(kernel(x=x, dy=dy), dy.T @ x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", [{}, {"scale": "column_major"}], ids=["rows", "columns"])
+def test_groups_of_a_result_come_with_their_scales_for_any_rows(layout: dict[str, str]) -> None:
+    kernel = normgen.kernel("linear_swiglu_to_fp8_group", shape=(9, 256), inner=INNER, device="cpu", layout=layout)
+    gate, up = (rng.standard_normal((INNER, 256)).astype(np.float32) for _ in range(2))
+    for rows in (9, 3, 70):
+        x = rng.standard_normal((rows, INNER)).astype(np.float32)
+        q, scale = kernel(x, gate, up)
+        assert scale.flags.c_contiguous is not bool(layout)
+        wide = x.astype(np.float64)
+        y = wide @ gate / (1 + np.exp(-(wide @ gate))) * (wide @ up)
+        largest = np.abs(y.reshape(rows, 2, 128)).max(2)
+        np.testing.assert_allclose(scale * 448, largest, rtol=1e-5)
+        assert (np.abs(q.astype(np.float64) * np.repeat(scale, 128, 1) - y) <= np.repeat(largest, 128, 1) / 28).all()

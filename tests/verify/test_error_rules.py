@@ -277,3 +277,17 @@ def test_a_difference_of_whole_numbers_has_a_0_of_either_sign() -> None:
 
 def bound_of(found: Bounded) -> float:
     return 0.0 if found.error is None else float(found.error.item())
+
+
+def test_a_sigmoid_is_next_to_0_where_its_exponential_may_be_infinite() -> None:
+    """1 / (1 + inf): of float32's exponential of 200, and of 88.8 with an error of a thousandth."""
+    found = Float32Error(cols=3).call("sigmoid", of(-200.0, -88.8, -87.0, error=1e-3)).error
+    assert found is not None
+    with np.errstate(over="ignore"):
+        kernel = 1 / (1 + np.exp(np.array([200.0, 88.8, 87.0], np.float32)))
+    assert kernel[0] == 0
+    assert (np.abs(kernel - 1 / (1 + np.exp([200.0, 88.8, 87.0]))) <= found).all()
+    assert (found < 2.0**-120).all()
+    unknown = Float32Error(cols=1).call("sigmoid", of(-200.0, error=np.inf)).error
+    assert unknown is not None
+    assert np.isinf(unknown).all()
