@@ -151,12 +151,12 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     header.check()
 
 
-def of_teams(folder: Path) -> str:
+def of_teams(folder: Path, **others: int) -> str:
     """The header of a kernel of teams, in a file of the folder; its name."""
     knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, "vector": 8, "tile_k": 64}
     teams = schedule_from({**knobs, "tile_m": 128, "tile_n": 256, "thread_m": 2, "thread_n": 64})
     asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}}
-    made = record(load("linear"), shape="4096x4096", inner=4096, schedule=teams, **asked)
+    made = record(load("linear"), shape="4096x4096", inner=4096, schedule=teams.varied(**others), **asked)
     (header,) = headers_of([made], spec=load("linear"))
     return put(header, folder).name
 
@@ -169,6 +169,13 @@ def test_a_header_of_teams_encodes_tensor_maps_of_a_calls_pointers_for_as_many_b
     assert "call.rows, x_map, w_map);" in text
     assert "on sm_90 alone" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_header_of_teams_that_share_k_has_as_many_blocks_as_tiles_have_parts(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path, tile_n=128, thread_n=32, cluster=2)).read_text()
+    assert "{{384, 128, 128, 0, 1, false, 0, 0, 0, 2, 1, " in text, "no persistent grid, clusters of two"
+    assert "const long long tiles = lines * tiles_of(cols, launch.tile_cols) * launch.cluster;" in text
+    assert "attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;" in text
 
 
 @needs_nvcc
