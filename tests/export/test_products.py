@@ -151,17 +151,17 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     header.check()
 
 
-def made_of_teams(op: str, dtype: str = "bf16") -> Record:
+def made_of_teams(op: str, dtype: str = "bf16", **others: int) -> Record:
     words = {"vector": 8, "tile_k": 64} if dtype == "bf16" else {"vector": 4, "tile_k": 32}
     knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, **words}
     teams = schedule_from({**knobs, "tile_m": 128, "tile_n": 256, "thread_m": 2, "thread_n": 64})
     asked: dict[str, Any] = {"dtype": dtype, "layout": {"w": "cols_inner"}}
-    return record(load(op), shape="4096x4096", inner=4096, schedule=teams, **asked)
+    return record(load(op), shape="4096x4096", inner=4096, schedule=teams.varied(**others), **asked)
 
 
-def of_teams(folder: Path, op: str = "linear", dtype: str = "bf16") -> str:
+def of_teams(folder: Path, op: str = "linear", dtype: str = "bf16", **others: int) -> str:
     """The header of a kernel of teams, in a file of the folder; its name."""
-    (header,) = headers_of([made_of_teams(op, dtype)], spec=load(op))
+    (header,) = headers_of([made_of_teams(op, dtype, **others)], spec=load(op))
     return put(header, folder).name
 
 
@@ -191,6 +191,13 @@ def test_a_header_of_tf32_has_the_copy_engine_round(tmp_path: Path) -> None:
     assert "status = encode(&w_map, call.w, call.w_pitch, call.inner, call.cols, 32, 256, 11, 4);" in text
     assert "tiled(map, kind, 2, const_cast<void*>(address)" in text
     assert "{size(bytes * pitch)}" in text
+
+
+def test_a_header_of_teams_that_share_k_has_as_many_blocks_as_tiles_have_parts(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path, tile_n=128, thread_n=32, cluster=2)).read_text()
+    assert "{{384, 128, 128, 0, 1, false, 0, 0, 0, 2, 1, " in text, "no persistent grid, clusters of two"
+    assert "const long long tiles = lines * tiles_of(cols, launch.tile_cols) * launch.cluster;" in text
+    assert "attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;" in text
 
 
 @needs_nvcc

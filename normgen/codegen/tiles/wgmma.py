@@ -111,7 +111,7 @@ class WgmmaText(SimtText):
         return []
 
     def place(self) -> list[Statement]:
-        return self.raster.walk()
+        return self.raster.walk() if self.plan.parts == 1 else self.raster.of_block()
 
     def params(self) -> list[Param]:
         """Tensor maps."""
@@ -152,8 +152,6 @@ class WgmmaText(SimtText):
             parity = Do("unsigned made_parity = 0", "of a stage's results: a bit for each")
             mine = Let("const int", "beside", "warp - kWarps - 1")
             producer.append(If("warp > kWarps" if reduced else "warp == kWarps + 1", (mine, parity, *beside)))
-        if self.plan.parts > 1:
-            producer += [Do("__syncwarp()"), Do("cluster_wait()", "who arrives waits")]
         consumer = [Do(f"take_registers<{own.most_registers}>()"), *self.raster.over_tiles(tile)]
         return [
             *ring.state(),
