@@ -1,4 +1,4 @@
-"""Training with our operators: a residual added and normalised in one kernel, a gated MLP, and the loss of logits that are never stored.
+"""Training with our operators: a residual added and normalised in one kernel, a gated MLP, logits that are not stored.
 
 python examples/training_step.py
 
