@@ -27,7 +27,9 @@ UNBOUNDED = {
         "suites/jobs.py", "torch/functional.py",
     },
     "dtypes": {"jax/calls.py"},
-    "specs that are operators, which torch and JAX never forget": {"jax/operators.py", "torch/operators.py"},
+    "specs that are operators, which torch and JAX never forget": {
+        "jax/operators.py", "torch/gated.py", "torch/operators.py",
+    },
     "kernels that an executable of XLA may call": {"jax/target.py"},
 }  # fmt: skip
 

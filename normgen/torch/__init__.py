@@ -4,7 +4,7 @@ y = normgen.torch.rms_norm(x, (4096,), weight, 1e-6)   # with autograd, under au
 norm = normgen.torch.RMSNorm(4096, device="cuda")       # in the place of torch.nn.RMSNorm
 mine = normgen.torch.operator("my_norm.toml")           # any spec, by name, file, text or as a Spec
 own = normgen.torch.fused(function)                     # a kernel of a function of torch operations, no spec written
-report = normgen.torch.replace(model)                   # the norms of a model that is there
+report = normgen.torch.replace(model, products=True)    # norms, gated MLPs and loss of a model that is there
 
 On a CUDA device our kernels run. On the CPU, and for float64 anywhere, the same formulas run as torch operations, so
 that code can be tested without a GPU; no speed is promised there.
@@ -20,6 +20,8 @@ from normgen.torch.functional import cross_entropy, function
 from normgen.torch.linear_loss import LinearCrossEntropy, linear_cross_entropy
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
+from normgen.torch.replacing.gating import GatedMlp
+from normgen.torch.replacing.heads import HeadLoss
 from normgen.torch.replacing.patching import Report, replace, restore
 from normgen.torch.replacing.probing import Norm
 from normgen.torch.tracing.comparing import Comparison
@@ -29,6 +31,8 @@ __all__ = [
     "TABLE",
     "Comparison",
     "Fused",
+    "GatedMlp",
+    "HeadLoss",
     "LayerNorm",
     "LinearCrossEntropy",
     "Norm",

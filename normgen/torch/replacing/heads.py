@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -302,7 +302,7 @@ class _Probe:
         place: dict[str, Any] = {"device": "cpu", "generator": torch.Generator(device="cpu").manual_seed(0)}
         self.rows = torch.randn(*_SIZES, _INNER, dtype=torch.float64, **place)
         self.labels = torch.randint(0, classes, _SIZES, dtype=torch.int64, **place)
-        own = torch.nn.Linear(1, 1, bias=False)
+        own = torch.nn.Linear(1, 1, bias=False, device="meta")  # which draws no random numbers
         own.weight = torch.nn.Parameter(torch.randn(classes, _INNER, dtype=torch.float64, **place))
         self.forward = HeadForward(own, name=head, stores=False)
         plain = own.forward
@@ -329,7 +329,7 @@ class _Probe:
                 found = self.module.forward(*before, **{self.named: self.labels})
         except Exception as error:
             raise FailedError(f"its forward does not run on stand-ins: {type(error).__name__}: {error}") from error
-        parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else ()
+        parts = found.values() if isinstance(found, dict) else found if type(found) is tuple else ()
         losses = [part for part in parts if isinstance(part, torch.Tensor) and not part.ndim]
         if len(losses) != 1:
             raise FailedError(f"its forward returns a {type(found).__name__} with {len(losses)} losses")
