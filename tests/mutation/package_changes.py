@@ -18,6 +18,7 @@ TEAMS = (
     "tests/schedule/test_tiles.py",
 )
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
+MADE = ("tests/codegen/tiles/test_made.py",)
 BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
 SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
 VARIED_PRODUCTS = ("tests/verify/contraction/test_varied.py",)
@@ -1032,13 +1033,13 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/looks.py",
         ("tests/codegen/tiles/test_looks.py",),
-        ("for (int lanes = 1; lanes < kLineM;", "for (int lanes = 1; lanes < kLineM / 2;"),
-        ("for name in self.moving.sums]", "for name in ()]"),
-        ("for name in self.moving.dots]", "for name in ()]"),
-        ("_moved != 1.0f", "_moved > 1.0f"),
+        ("for (int lanes = 1; lanes < {lanes};", "for (int lanes = 1; lanes < {lanes} / 2;"),
+        ('Set(f"{name}_own[{i}]", f"{self.top}_moved", "*=")', 'Set(f"{name}_own[{i}]", "1.0f", "*=")'),
+        ('[*known, self.scaled(f"{self.top}_moved")]', "known"),
+        ('If(f"{by} != 1.0f"', 'If(f"{by} > 1.0f"'),
         ("k += {LANES} * kVector)", "k += {LANES})"),
-        ("lanes = {LANES // 2};", "lanes = {LANES // 4};"),
-        ("lowest = CONSTANTS[LOWEST.name]", 'lowest = "0.0f"'),
+        ('lanes = {LANES // 2}; lanes > 0; lanes /= 2)", (*', 'lanes = {LANES // 4}; lanes > 0; lanes /= 2)", (*'),
+        ("CONSTANTS[LOWEST.name]", '"0.0f"'),
     ),
     *changes(
         "codegen/tiles/side.py",
@@ -1197,12 +1198,32 @@ CHANGES: tuple[Change, ...] = (
         ("return 1 if axis == self.cut.m else 2", "return 1"),
         ("if not self.lies_deep(cut.left):", "if False:"),
         ("if not self.lies_deep(cut.right) and s.tile_n % ACROSS:", "if False:"),
-        ("if s.vector != VECTOR:", "if s.vector > VECTOR:"),
+        (
+            'tile_n, or hold = shared"\n        if s.vector != VECTOR:',
+            'tile_n, or hold = shared"\n        if s.vector > VECTOR:',
+        ),
         ("sums = s.tile_m * (s.tile_n + PAD) * len(self.cut.sums)", "sums = s.tile_m * s.tile_n * len(self.cut.sums)"),
         ("if types in ({F16}, {BF16}):", "if types <= {F16, BF16, None}:"),
         ("if s.thread_m % 2 or s.thread_n % 4:", "if False:"),
         ("if s.tile_k % (2 * DEEP):", "if s.tile_k % DEEP:"),
-        ("if s.softmax is SoftmaxMethod.ONLINE:", "if False:"),
+    ),
+    *changes(
+        "schedule/tiles/fragment.py",
+        MADE,
+        ("if s.copy is not Copy.CP_ASYNC or s.stages < 2:", "if False:"),
+        ("or self.lies_deep(cut.right):", "or False:"),
+    ),
+    *changes(
+        "codegen/tiles/streamed.py",
+        MADE,
+        ("? k0 + kTileK : k0", "? k0 : k0"),
+        ('[Do(f"fetch(i, {begin})")]', '[Do(f"fetch(0, {begin})")]'),
+        ('first="1", unroll=UNROLL)]', 'first="2", unroll=UNROLL)]'),
+    ),
+    *changes(
+        "schedule/tiles/online.py",
+        MADE,
+        ("if is_all else None)", "if False else None)"),
     ),
     *changes(
         "schedule/tiles/rules.py",
