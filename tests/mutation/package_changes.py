@@ -28,6 +28,7 @@ SHARED_BY_TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_whatever_is_wrong_in_blocks_of_teams_that_share_k_shows",
 )
 LOOKS_OF_TILES = ("tests/codegen/tiles/test_looks.py",)
+MADE = ("tests/codegen/tiles/test_made.py",)
 BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
 SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
 VARIED_PRODUCTS = ("tests/verify/contraction/test_varied.py",)
@@ -1042,11 +1043,13 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/looks.py",
         ("tests/codegen/tiles/test_looks.py",),
-        ("lanes = 1; lanes < {lanes};", "lanes = 2; lanes < {lanes};"),
-        ('f"{name}_own[{i}]", f"{self.top}_moved", "*="', 'f"{name}_own[{i}]", "1.0f", "*="'),
-        ('If(f"{by} != 1.0f", (loop(', 'If(f"{by} > 1.0f", (loop('),
+        ("for (int lanes = 1; lanes < {lanes};", "for (int lanes = 1; lanes < {lanes} / 2;"),
+        ('Set(f"{name}_own[{i}]", f"{self.top}_moved", "*=")', 'Set(f"{name}_own[{i}]", "1.0f", "*=")'),
+        ('[*known, self.scaled(f"{self.top}_moved")]', "known"),
+        ('If(f"{by} != 1.0f"', 'If(f"{by} > 1.0f"'),
         ("k += {LANES} * kVector)", "k += {LANES})"),
-        ('{LANES // 2}; lanes > 0; lanes /= 2)", (*lanes', '{LANES // 4}; lanes > 0; lanes /= 2)", (*lanes'),
+        ('lanes = {LANES // 2}; lanes > 0; lanes /= 2)", (*', 'lanes = {LANES // 4}; lanes > 0; lanes /= 2)", (*'),
+        ("CONSTANTS[LOWEST.name]", '"0.0f"'),
     ),
     *changes(
         "codegen/tiles/side.py",
@@ -1252,13 +1255,31 @@ CHANGES: tuple[Change, ...] = (
         ("if not self.lies_deep(cut.left):", "if False:"),
         ("if not self.lies_deep(cut.right) and s.tile_n % ACROSS:", "if False:"),
         (
-            'VECTOR:\n            return f"a lane reads 16 bytes of a line: vector = {VECTOR}, or hold = shared"\n        if s.tile_k',  # noqa: E501
-            'VECTOR and s.vector > 8:\n            return ""\n        if s.tile_k',
+            'tile_n, or hold = shared"\n        if s.vector != VECTOR:',
+            'tile_n, or hold = shared"\n        if s.vector > VECTOR:',
         ),
         ("sums = s.tile_m * (s.tile_n + PAD) * len(self.cut.sums)", "sums = s.tile_m * s.tile_n * len(self.cut.sums)"),
         ("if types in ({F16}, {BF16}, {TF32}):", "if types <= {F16, BF16, None}:"),
         ("if s.thread_m % 2 or s.thread_n % 4:", "if False:"),
         ("if s.tile_k % (2 * self.deep):", "if s.tile_k % self.deep:"),
+    ),
+    *changes(
+        "schedule/tiles/fragment.py",
+        MADE,
+        ("if s.copy is not Copy.CP_ASYNC or s.stages < 2:", "if False:"),
+        ("or self.lies_deep(cut.right):", "or False:"),
+    ),
+    *changes(
+        "codegen/tiles/streamed.py",
+        MADE,
+        ("? k0 + kTileK : k0", "? k0 : k0"),
+        ('[Do(f"fetch(i, {begin})")]', '[Do(f"fetch(0, {begin})")]'),
+        ('first="1", unroll=UNROLL)]', 'first="2", unroll=UNROLL)]'),
+    ),
+    *changes(
+        "schedule/tiles/online.py",
+        MADE,
+        ("if is_all else None)", "if False else None)"),
     ),
     *changes(
         "schedule/tiles/fragment.py",

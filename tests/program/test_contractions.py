@@ -14,7 +14,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, SpecError
 from normgen.program.classes import ProgramClass, class_of, class_of_formulas, program_class, tile_axes
-from normgen.program.functions import COL
+from normgen.program.functions import COL, Stored, cast
 from normgen.program.ir import (
     Load,
     Map,
@@ -31,7 +31,7 @@ from normgen.program.ir import (
 from normgen.program.lower import lower
 from normgen.program.monoid import ARGMAX, DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
-from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.rewrites.contractions import factors_join, factors_leave
 from normgen.program.source import problem_for, written_program
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
@@ -203,6 +203,22 @@ def test_a_program_computes_what_its_formulas_say_as_written_and_with_factors_ou
 
 def texts(program: RowProgram) -> list[str]:
     return [show_statement(s).strip() for s in program.statements if not isinstance(s, Load)]
+
+
+def test_a_factor_along_the_dropped_axis_joins_a_side_that_is_rounded() -> None:
+    """Where that has float32's range, and the other side has something of its own."""
+    r, s = map(symbol, ("r", "s"))
+    loads = (Load("dy", Kind.ELEM), Load("r", Kind.ROW), Load("s", Kind.LEFT))
+
+    def joined(to: str, other: sp.Expr) -> str:
+        rounded = dot("dv", Kind.MATRIX, cast(sp.exp(s), Stored(to)), other, Kind.ROW)
+        found = factors_join(RowProgram("dv", (*loads, rounded, Store("dv", "dv", Kind.MATRIX))))
+        return texts(found)[0]
+
+    assert joined("bf16", dy * r) == "reduce dv : matrix = dot_rows(cast(r*exp(s), bf16), dy)"
+    assert joined("f16", dy * r) == "reduce dv : matrix = dot_rows(cast(exp(s), f16), dy*r)"
+    assert joined("f32", dy * r) == "reduce dv : matrix = dot_rows(cast(exp(s), f32), dy*r)"
+    assert joined("bf16", dy) == "reduce dv : matrix = dot_rows(cast(exp(s), bf16), dy)"
 
 
 def test_a_formula_that_is_a_product_has_its_own_name_and_equal_products_are_one() -> None:
