@@ -1109,7 +1109,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/reduced.py",
         TILES,
-        ("return found if self.plan.reads_last else found[1:]", "return found[1:]"),
+        ("return found if self.plan.reads_last or self.plan.groups_meet else found[1:]", "return found[1:]"),
         ('f"{number} * blocks_n + {tile}" if number else tile', "tile"),
         ('"tile": "blocks_n"', '"tile": "1"'),
         ("kTileM + own_m(i)]", "kTileM + i]"),

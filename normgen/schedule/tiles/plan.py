@@ -176,9 +176,8 @@ class TilePlan:
         """Of all tiles that wait in shared memory, or of what takes their place."""
         sides = self.cut.sides if self.in_shared else ()
         tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in sides) // 4
-        exchanged = self.fragment.exchanged_floats
-        behind = max(self.reduced_floats, self.grouped_floats)
-        return max(tiles * self.schedule.stages, self.riding_floats, behind, exchanged)
+        exchanged = max(self.fragment.exchanged_floats, self.grouped_floats)
+        return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats, exchanged)
 
     @property
     def reduced_floats(self) -> int:
