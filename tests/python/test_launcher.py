@@ -313,6 +313,7 @@ def test_tensor_maps_are_encoded_of_the_arrays_of_each_call(device: LauncherCpu)
             pitch = 2 * 136
             assert device.maps["x"] == (x.data_ptr(), pitch, 136, 70, 64, 64)
             assert device.maps["w"] == (w.data_ptr(), pitch, 136, 72, 64, 64)
+            assert device.maps["y"] == (y.data_ptr(), 2 * 72, 72, 70, 64, 64)
 
 
 def test_another_current_context_is_left_to_the_python_path(norm: Kernel, libraries: tuple[Any, Path]) -> None:

@@ -16,6 +16,8 @@ LINES = 64  # along m, of one instruction
 COLUMNS = (64, 128, 256)  # along n
 SWIZZLED = 64  # elements of a slot's line: 128 bytes, within which pieces of 16 change places
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
+PASSED_BYTES = 2  # of an element of what passes through stages behind the products
+BOX = 64  # columns of it that the copy engine moves at a time
 BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
 BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
 TICKETS = 64  # for lines of tiles: more lines share these
@@ -121,7 +123,7 @@ class Wgmma(TensorCores):
     def passing(self) -> tuple[tuple[Load, ...], tuple[Store, ...]]:
         """What passes through stages behind the products, as far as one has room: loads, and stores in their places."""
         columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and {*s.kind.axes} == self.result]
-        room = self._stage_bytes // (self.schedule.tile_m * SWIZZLED * self.held_bytes)
+        room = self._stage_bytes // (self.schedule.tile_m * BOX * PASSED_BYTES)
         loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor) and not self.cut.grouped]
         stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
         hinted = self.schedule.store is not StoreHint.DEFAULT
@@ -136,13 +138,13 @@ class Wgmma(TensorCores):
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)
-        return use.dtype.bytes == self.held_bytes and not use.may_be_null
+        return use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
     def pass_columns(self) -> int:
         """Of a tile, that pass through a stage at a time, also where nothing but reductions do; 0: nothing does."""
         places, columns = max(map(len, self.passing)), self.schedule.tile_n
-        while columns * self.schedule.tile_m * self.held_bytes * places > self._stage_bytes:
+        while columns * self.schedule.tile_m * PASSED_BYTES * places > self._stage_bytes:
             columns //= 2
         return columns if places or self.cut.reduced else 0
 

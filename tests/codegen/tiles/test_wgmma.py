@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from normgen.cpu import build_many, find_compiler
 from normgen.knobs import Copy, Fragment, Hold
 from normgen.program.ir import Map, Reduce, Store
 from normgen.program.monoid import MAX, SUM, symbol
+from normgen.python.handle import kernel
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.cases import STORE, STREAMED, TURNED, product
@@ -18,7 +21,7 @@ from tests.codegen.tiles.handmade import BEFORE, Case, Sizes, dot, ran
 from tests.codegen.tiles.test_tensor_mutants import survivors
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-x, w, h, y, bias, scale, res = map(symbol, ("x", "w", "h", "y", "bias", "scale", "res"))
+x, w, h, y, bias, scale, res, eps = map(symbol, ("x", "w", "h", "y", "bias", "scale", "res", "eps"))
 OF_WORDS = {**TURNED, "bias": ("cols",), "scale": ("rows",), "top": ("rows",)}
 OF_RESIDUAL = {**TURNED, "res": ("rows", "cols")}
 
@@ -27,7 +30,7 @@ def in_two_places(a: Any) -> dict[str, Any]:
     h = product(a["x"], a["w"])
     of_rows = h + a["res"] + a["bias"]
     total, top = of_rows.sum(2, keepdims=True), (of_rows - 30).max(2, keepdims=True)
-    return {"y": of_rows, "z": h - a["res"], "total": total, "top": top}
+    return {"y": of_rows, "z": h - a["res"], "total": total + 2 * a["eps"], "top": top}
 
 
 CASES = {
@@ -58,11 +61,13 @@ CASES = {
         {**OF_RESIDUAL, "bias": ("cols",), "z": ("rows", "cols"), "total": ("rows",), "top": ("rows",)},
         (
             *(dot("h", x, w), Map("y", Kind.ELEM, h + res + bias), Map("z", Kind.ELEM, h - res)),
-            *(Reduce(("total",), Kind.ROW, SUM, (y,)), Reduce(("top",), Kind.ROW, MAX, (y - 30,))),
+            *(Reduce(("all",), Kind.ROW, SUM, (y,)), Reduce(("top",), Kind.ROW, MAX, (y - 30,))),
+            *(Map("twice", Kind.SCALAR, 2 * eps), Map("total", Kind.ROW, symbol("all") + symbol("twice"))),
             *(STORE, Store("z", "z", Kind.ELEM), Store("total", "total", Kind.ROW), Store("top", "top", Kind.ROW)),
         ),
         in_two_places,
         dtypes=dict.fromkeys(("x", "w", "y", "z", "res"), "f16"),
+        scalars={"eps": 3.0},
         nullable=("total",),
         bound=1e-4,
     ),
@@ -123,6 +128,18 @@ def test_results_pass_in_any_number_of_passes(name: str) -> None:
     for way, sizes in (("broadest", (200, 72, 520)), ("broad", (130, 72, 200)), ("a team", (4200, 8, 72))):
         [program] = build_many([CASES[name].module(sizes, WAYS[way])])
         assert not ran(CASES[name], program, sizes, pad=8, seed=3), way
+
+
+def test_a_result_may_take_the_place_of_what_is_added_to_it() -> None:
+    """Each stage brings what it stores in the same place."""
+    asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}, "in_place": {"h": "residual"}}
+    added = kernel("linear_add_rms", shape=(200, 136), inner=72, device="cpu", schedule=TEAM, **asked)
+    drawn = np.random.default_rng(5)
+    x, w, h = (drawn.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((200, 72), (136, 72), (200, 136)))
+    wanted = h.astype(np.float64) + x.astype(np.float64) @ w.astype(np.float64).T
+    _, rstd = added(x, residual=h, w=w)
+    np.testing.assert_allclose(h.astype(np.float64), wanted, atol=0.1, rtol=0.01)
+    np.testing.assert_allclose(rstd, 1 / np.sqrt((wanted**2).mean(1) + 1e-6), rtol=1e-4)
 
 
 # Tiles of 128 x 64: 3 x 2, four of k, on four blocks; a group of lines of tiles and a part of one; one of each.
@@ -259,13 +276,13 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("results in two places and reduced", "a team"): [
         ("+ kTileM * kPassN", ""),
-        ("total_own[i] = 0.0f", "total_own[0] = 0.0f"),
+        ("all_own[i] = 0.0f", "all_own[0] = 0.0f"),
         ("lanes < 4", "lanes < 2"),
         ("lanes = 1; lanes", "lanes = 2; lanes"),
         ("tn == 0 && m < rows", "m < rows"),
         ("tn == 0 && m < rows", "tn == 0"),
         ("n0 / kTileN) * rows", "0) * rows"),
-        ("(blocks_n + n0 / kTileN)", "(n0 / kTileN)"),
+        ("1 * blocks_n + n0 / kTileN", "n0 / kTileN"),
         ("pass + 1 == kTileN / kPassN", "pass == 0"),
         ("m0 / kTileM % kTickets", "0"),
         ("m0 / kTileM % kTickets", "m0 / kTileM"),
