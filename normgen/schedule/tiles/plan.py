@@ -190,9 +190,8 @@ class TilePlan:
     def slots_floats(self) -> int:
         """Of all tiles that wait in shared memory, or of what takes their place."""
         tiles = sum(self.fragment.slot_bytes(side) * len(side.slots) for side in self.shared_sides) // 4
-        exchanged = self.fragment.exchanged_floats
-        behind = max(self.reduced_floats, self.grouped_floats)
-        return max(tiles * self.schedule.stages, self.riding_floats, behind, exchanged)
+        exchanged = max(self.fragment.exchanged_floats, self.grouped_floats)
+        return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats, exchanged)
 
     @property
     def reduced_floats(self) -> int:
