@@ -166,7 +166,8 @@ class Wgmma(TensorCores):
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)
-        return use.dtype.bytes == PASSED_BYTES and not use.may_be_null
+        is_aligned = self.schedule.vector * PASSED_BYTES >= ALIGNMENT
+        return is_aligned and use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
     def pass_columns(self) -> int:
