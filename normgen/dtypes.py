@@ -26,6 +26,7 @@ class DType:
     smallest_normal     from where on that relative error no longer holds
     rounds_up           holds powers of two alone, to which values are rounded up: scales of microscaling formats
     for_nan             the number that stands for NaN in a format that has none
+    of_f32              its numbers are some of float32's, and held as these: formulas cast to it, nothing is stored so
     """
 
     name: str
@@ -47,6 +48,7 @@ class DType:
     is_integer: bool = False
     rounds_up: bool = False
     for_nan: float | None = None
+    of_f32: bool = False
     packed: int = 1
     least_arch: int = 75
 
@@ -104,8 +106,11 @@ class DType:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether its numbers are so far apart that most float32 results round to a known one: 8 bits, or fewer."""
-        return self.saturates and not self.is_integer
+        """Whether its numbers are so far apart that most float32 results round to a known one: 8 bits, or fewer.
+
+        Of float32's own numbers too, though there are more of them: what is cast is mostly as it was read.
+        """
+        return (self.saturates or self.of_f32) and not self.is_integer
 
     def cast(self, values: Any) -> Any:
         """What `within` finds, and of a coarse dtype the number that it is rounded to, in float64."""
@@ -120,7 +125,8 @@ class DType:
             return error
         found, low, high = self.cast(values), np.maximum(values - error, least), values + error
         if not self.rounds_up:
-            moved = np.maximum(self.cast(high) - found, found - self.cast(low))
+            top, bottom = self.cast(high), self.cast(low)
+            moved = np.where(top == bottom, 0.0, np.fmax(top - found, found - bottom))  # of infinities too
             return np.where(np.isinf(error), np.inf, moved)
         moved = np.maximum(self.within(high) - found, found - self.within(np.maximum(low, 0.0)))
         return np.where((low < 0) & (high >= 0) | np.isinf(error), np.inf, moved)
@@ -128,7 +134,16 @@ class DType:
     def stored(self, values: Any) -> Any:
         """The values as an array of this dtype: rounded to nearest even, saturated where the dtype saturates."""
         found = self.within(np.asarray(values, dtype=np.float64))
+        if self.of_f32:
+            found = self._nearest(found)
         return (np.rint(found) if self.is_integer else found).astype(self.numpy)
+
+    def _nearest(self, values: Any) -> Any:
+        """The numbers of the format that are nearest, of two the even one; infinite beyond the largest."""
+        least = math.frexp(self.smallest_normal)[1]
+        spacing = np.ldexp(self.unit_roundoff, np.maximum(np.frexp(values)[1], least))
+        found = np.rint(values / spacing) * spacing
+        return np.where(np.abs(found) > self.largest, np.copysign(np.inf, found), found)
 
     @property
     def numpy(self) -> Any:
@@ -294,8 +309,28 @@ BOOL = _integer("bool", "bool", size=1, ctype="boolean", word="bool", cuda="bool
 I32 = _integer("i32", "int32", "int", size=4, ctype="int32", word="int", cuda="int", scalar=np.int32, code=0)
 I64 = _integer("i64", "int64", "long", size=8, ctype="int64", word="long", cuda="long long", scalar=np.int64, code=0)
 
+# NVIDIA A100 Tensor Core GPU architecture (2020): what tensor cores read of a float32 is its sign, exponent and the
+# first 10 of 23 bits of its fraction.
+TF32 = DType(
+    name="tf32",
+    aliases=("tfloat32",),
+    bytes=4,
+    ctype="tfloat32",
+    word="tfloat",
+    cuda_ctype="float",
+    scalar_type=np.float32,
+    torch="float32",
+    dlpack=(2, 32),
+    unit_roundoff=2.0**-11,
+    largest=(2 - 2.0**-10) * 2.0**127,
+    smallest_normal=2.0**-126,
+    smallest_subnormal=2.0**-136,
+    of_f32=True,
+)
+
 FLOATS = (F32, F16, BF16)  # what a tensor may be stored as unless its spec says otherwise
 DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, F8E8M0, F4E2M1, I8, U8, BOOL, I32, I64)}
+CASTS = DTYPES | {TF32.name: TF32}  # what a formula may round to
 _BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases, d.cuda_ctype)}
 
 
@@ -323,7 +358,7 @@ _NOT_STORED = {
     **dict.fromkeys(("i16", "int16", "short", "u16", "uint16"), "not supported: i32 holds these numbers"),
     **dict.fromkeys(("fp8", "f8", "float8"), "did you mean 'f8e4m3' or 'f8e5m2'?"),
     **dict.fromkeys(("fp4", "f4", "float4"), "did you mean 'f4e2m1'? the scales of groups are a tensor of their own"),
-    "tf32": "did you mean 'f32'?",
+    **dict.fromkeys(("tf32", "tfloat32"), "a tensor of it is f32, which a formula rounds: cast(x, tf32)"),
     **dict.fromkeys(("nvfp4", "mxfp4"), "did you mean 'f4e2m1'? the scales of groups are a tensor of their own"),
 }
 

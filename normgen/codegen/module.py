@@ -47,14 +47,25 @@ def inverse_of(divisor: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes:
-    """How the copy engine cuts a matrix of elements of 16 bits: lines of 128 bytes of a box are swizzled.
+    """How the copy engine cuts a matrix: lines of 128 bytes of a box are swizzled.
 
-    line   (size, elements): the axis along which lines lie, and what a box has of it
-    lines  the same of the other axis
+    line    (size, elements): the axis along which lines lie, and what a box has of it
+    lines   the same of the other axis
+    rounds  whether its elements are float32, which are rounded to TF32 on their way; else they have 16 bits
     """
 
     line: tuple[Source, int]
     lines: tuple[Source, int]
+    rounds: bool = field(default=False, repr=False)  # a kernel's text says so too
+
+    @property
+    def element_bytes(self) -> int:
+        return 4 if self.rounds else 2
+
+    @property
+    def element_type(self) -> int:
+        """A CUtensorMapDataType: UINT16, or TFLOAT32."""
+        return 11 if self.rounds else 1
 
 
 @dataclass(frozen=True, kw_only=True)

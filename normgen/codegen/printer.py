@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from normgen.dtypes import DTYPES, F32
+from normgen.dtypes import CASTS, F32
 from normgen.errors import ProgramError
 from normgen.program.frozen import BRACKETS, FLOAT, INT, LONGEST_PRODUCT
 from normgen.program.trees import is_minus
@@ -76,7 +76,7 @@ class Printer:
             case Power(base=base, exponent=exponent):
                 return self.power(base, exponent)
             case Cast(arg=arg, to=to):
-                return self._print(arg) if to == F32.name else (f"rounded<{DTYPES[to].ctype}>({self.text(arg)})", ATOM)
+                return self._print(arg) if to == F32.name else (f"rounded<{CASTS[to].ctype}>({self.text(arg)})", ATOM)
             case Call():
                 return self.call(tree)
         raise ProgramError("the printer does not know this operator", received=str(tree))

@@ -9,7 +9,7 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
 from normgen.schedule.tiles.cut import contraction
-from normgen.schedule.tiles.fragment import FMAS_PER_CLOCK, has_tensor_cores
+from normgen.schedule.tiles.fragment import FMAS_PER_CLOCK, tensor_fmas
 
 ARITHMETIC = "arithmetic"  # the roof of products, beside those of bytes
 
@@ -27,7 +27,7 @@ def arithmetic_us(problem: Problem, device: Device) -> float:
     """What the products take in µs at the peak of tensor cores where these multiply them, else of float32 fmas."""
     if not flops(problem):
         return 0.0
-    fmas = device.tensor_fmas if has_tensor_cores(problem, device) else FMAS_PER_CLOCK
+    fmas = tensor_fmas(problem, device) or FMAS_PER_CLOCK
     return flops(problem) / (2 * fmas * device.sm_count * device.sm_clock_ghz * 1e3)
 
 

@@ -22,7 +22,7 @@ from normgen.errors import UsageError
 
 WORKSPACE = "the workspace"  # no tensor has a space in its name
 TOGETHER = 255  # blocks that are alive at a time (shim/runtime/runtime.h)
-MAP_WORDS = 16  # of a tensor map, of which the first six say all here (shim/runtime/async.cpp)
+MAP_WORDS = 16  # of a tensor map, of which the first seven say all here (shim/runtime/async.cpp)
 MAP_ALIGNMENT = 64  # bytes
 CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
 _CTYPES: dict[str, Any] = {
@@ -229,8 +229,8 @@ def _argument(
         tensor = values.get(key)
         assert tensor is not None, "a side of a product is there"
         (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
-        words = (tensor.address, tensor.pitch_bytes, sizes[line], sizes[along], elements, lines)
-        return _aligned(words)
+        matrix = tensor.address, tensor.pitch_bytes, sizes[line], sizes[along]
+        return _aligned((*matrix, elements, lines, param.boxes.element_type))
     if param.source is Source.PITCH:
         tensor = values.get(key)
         return _number(param, tensor.pitch if tensor is not None else 0)

@@ -24,20 +24,20 @@ from normgen.errors import NormgenError
 _STATIC_SHARED_LIMIT = 48 << 10  # above it, dynamic shared memory must be asked for
 _PORTABLE_CLUSTER = 8
 MAP_BYTES = 128  # of a CUtensorMap
-MAP_CELLS = 6  # of what it is encoded of
+MAP_CELLS = 7  # of what it is encoded of
 
 
-def encoded(address: int, pitch_bytes: int, line: int, lines: int, *box: int) -> bytes:
-    """A tensor map: of lines of so many elements of 16 bits, a pitch apart, whose boxes are swizzled."""
+def encoded(address: int, pitch_bytes: int, line: int, lines: int, box_line: int, box_lines: int, kind: int) -> bytes:
+    """A tensor map: of lines of so many elements of a kind, a pitch apart, whose boxes are swizzled."""
     bindings = driver()
     word, count = bindings.cuuint64_t, bindings.cuuint32_t
     answer = bindings.cuTensorMapEncodeTiled(
-        bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        bindings.CUtensorMapDataType(kind),
         2,
         address,
         [word(line), word(lines)],
         [word(pitch_bytes)],
-        [count(elements) for elements in box],
+        [count(box_line), count(box_lines)],
         [count(1), count(1)],
         bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -361,13 +361,13 @@ class BoundLaunch:
         return b"".join(cells), array("q", self._grids).tobytes()
 
     def _facts(self, param: Param) -> bytes:
-        """Address, bytes of a pitch, elements of a line, lines, both of a box."""
+        """Address, bytes of a pitch, elements of a line, lines, both of a box, kind of elements."""
         assert param.boxes is not None
         (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
         sizes, address = self._sizes, self._pointers[param.key].value or 0
-        return array(
-            "q", [address, 2 * self._pitches[param.key].value, sizes[line], sizes[along], elements, lines]
-        ).tobytes()
+        pitch = param.boxes.element_bytes * self._pitches[param.key].value
+        kind = param.boxes.element_type
+        return array("q", [address, pitch, sizes[line], sizes[along], elements, lines, kind]).tobytes()
 
     def _encode(self) -> None:
         """Tensor maps of addresses, pitches and sizes as they are now: one is encoded once for all launches alike."""

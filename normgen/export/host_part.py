@@ -90,6 +90,7 @@ class HostPart:
     tiles_of_batches: bool  # of each batch of rows
     tiles_in_parts: bool  # some kernel has a cluster for each tile
     maps: bool  # kernels take tensor maps
+    rounds: bool  # ... of float32 that is rounded on its way
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -122,6 +123,7 @@ def host_part(
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
     in_tiles = any(c.main.launch.tiles for c in compiled)
+    boxes = [param.boxes for c in compiled for param in c.main.params if param.boxes]
     workspace_sizes = _workspace_sizes(problem, in_tiles=in_tiles)
     launches_empty = any(c.main.launch.min_blocks or _sums_rows_in_tiles(c.main.launch) for c in general)
     finishes = any(len(c.parts.kernels) > 1 for c in compiled)
@@ -174,7 +176,8 @@ def host_part(
         tiles=in_tiles,
         tiles_in_parts=any(c.main.launch.tiles and c.main.launch.cluster > 1 for c in compiled),
         tiles_of_batches=any(Source.BATCHES in dict(c.main.launch.tiles) for c in compiled),
-        maps=any(param.boxes for c in compiled for param in c.main.params),
+        maps=bool(boxes),
+        rounds=any(one.rounds for one in boxes),
     )
 
 
@@ -387,7 +390,8 @@ def _encoded(param: Param) -> str:
     assert param.boxes is not None
     (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
     tensor = f"call.{mark(param.key)}"
-    return f"{tensor}, {tensor}_pitch, call.{line.value}, call.{along.value}, {elements}, {lines}"
+    kind = f", {param.boxes.element_type}, {param.boxes.element_bytes}" if param.boxes.rounds else ""
+    return f"{tensor}, {tensor}_pitch, call.{line.value}, call.{along.value}, {elements}, {lines}{kind}"
 
 
 def _steps(compiled: CompiledProblem) -> tuple[RunnerKernel, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import sympy as sp
 
-from normgen.dtypes import DTYPES, DType
+from normgen.dtypes import CASTS, DType
 from normgen.spec.functions import CALLS, Domain, Function
 from normgen.spec.spec import Kind
 
@@ -185,7 +185,7 @@ class cast(Opaque):
 
     @property
     def dtype(self) -> DType:
-        return DTYPES[self.args[1].name]
+        return CASTS[self.args[1].name]
 
 
 ROW, COL, TERM = Index("row"), Index("col"), Index("term")

@@ -54,12 +54,12 @@ Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars
     return NULL;
 }
 
-/* What the copy engine is told of a matrix of 16-bit elements, whose boxes are swizzled within lines of 128 bytes. */
+/* What the copy engine is told of a matrix, whose boxes are swizzled within lines of 128 bytes. */
 static int encode(const Driver *driver, void *map, const uint64_t *cells) {
-    enum { SIXTEEN_BITS = 1, PLAIN = 0, SWIZZLED = 3, LINES_OF_L2 = 2, ZEROS = 0, NOT_SUPPORTED = 801 };
+    enum { PLAIN = 0, SWIZZLED = 3, LINES_OF_L2 = 2, ZEROS = 0, NOT_SUPPORTED = 801 };
     const uint32_t box[] = {(uint32_t)cells[4], (uint32_t)cells[5]}, steps[] = {1, 1};
     if (!driver->encode) return NOT_SUPPORTED;
-    return driver->encode(map, SIXTEEN_BITS, 2, (void *)(uintptr_t)cells[0], cells + 2, cells + 1, box, steps, PLAIN,
+    return driver->encode(map, (int)cells[6], 2, (void *)(uintptr_t)cells[0], cells + 2, cells + 1, box, steps, PLAIN,
                           SWIZZLED, LINES_OF_L2, ZEROS);
 }
 

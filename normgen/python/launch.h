@@ -13,7 +13,7 @@
 enum {
     MAX_KERNELS = 4, /* of a program */
     MAX_CELLS = 256, /* of the arguments of all its kernels */
-    MAP_CELLS = 6,   /* of a tensor map: address, bytes of a pitch, elements of a line, lines, both of a box */
+    MAP_CELLS = 7,   /* of a tensor map: address, bytes of a pitch, elements of a line, lines, both of a box, their kind */
     MAX_MAPS = 8,    /* of a kernel */
     MAP = 1 << 16    /* added to the patch of a map's first cell */
 };

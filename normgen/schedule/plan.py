@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from normgen.device import MOST_TOGETHER, Device
-from normgen.dtypes import DTYPES
+from normgen.dtypes import CASTS
 from normgen.knobs import KNOBS, ColumnWay, Copy, Edges, Hold, Keep, Params, ReduceWith, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
@@ -786,7 +786,7 @@ def least_arch(problem: Problem, program: RowProgram, schedule: Schedule) -> int
     knobs = (KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in schedule.as_dict().items())
     exprs = (expr for statement in program.statements for expr in used_exprs(statement))
     casts = (node.to for e in exprs if isinstance(e, Expression) for node in nodes(e) if isinstance(node, Cast))
-    dtypes = (*(t.dtype for t in problem.tensors), *(DTYPES[name] for name in casts))
+    dtypes = (*(t.dtype for t in problem.tensors), *(CASTS[name] for name in casts))
     return max(FIRST_ARCH, *knobs, *(int(dtype.least_arch) for dtype in dtypes))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
 
-from normgen.dtypes import DTYPES, instead_of_dtype
+from normgen.dtypes import CASTS, DTYPES, instead_of_dtype
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.formula import (
     DEEPEST_SPEC,
@@ -221,9 +221,9 @@ def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
     known = {t.name: t for t in spec.tensors}
     for key, formula in _all_formulas(spec):
         for node in nodes(trees[key]):
-            if isinstance(node, Cast) and node.to not in DTYPES and node.to not in known:
+            if isinstance(node, Cast) and node.to not in CASTS and node.to not in known:
                 rule = f"cast(e, to) names a dtype or a tensor (column {node.column + 1} of the formula)"
-                hint = instead_of_dtype(node.to, aliases=True) or did_you_mean(node.to, [*DTYPES, *known])
+                hint = instead_of_dtype(node.to, aliases=True) or did_you_mean(node.to, [*CASTS, *known])
                 raise SpecError(rule, file=spec.file, line=formula.line, received=node.to, hint=hint)
 
 

@@ -153,6 +153,7 @@ FORMULAS = {
     "constant(x)": "detach stop_gradient",
     "cast(x, f16)": "astype to half",
     "cast(x, bf16)": "bfloat16",
+    "cast(x, tf32)": "tensorfloat32 to_tf32",
     "cast(x, f8e4m3)": "quantize fake_quant to_fp8",
 }
 _FUNCTIONS = {

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from normgen.dtypes import BF16, F32, DType
+from normgen.dtypes import BF16, F32, TF32, DType
 from normgen.problem.problem import Problem
 from normgen.spec.functions import CALLS
 from normgen.traced import four_bits, philox
@@ -72,6 +72,10 @@ class JaxArithmetic(ArrayArithmetic):
             return numbers[self.codes(a)]
         if dtype is BF16 and self.dtype == jnp.float32:
             return lax.reduce_precision(a, exponent_bits=8, mantissa_bits=7)
+        if dtype is TF32:
+            known = lax.stop_gradient(a)
+            near = lax.reduce_precision(known, exponent_bits=8, mantissa_bits=10)
+            return jnp.where(jnp.isfinite(near), a + (near - known), near)  # no rounding, and straight through it
         found = self.stored(a, dtype)
         return found if found.dtype == self.dtype else lax.optimization_barrier(found).astype(self.dtype)
 

@@ -68,6 +68,9 @@ class TorchArithmetic(ArrayArithmetic):
             every = [*four_bits.NUMBERS, *(-x for x in four_bits.NUMBERS)]
             numbers = torch.tensor(every, dtype=self.dtype, device=a.device)
             return numbers[self.codes(a)]
+        if dtype.of_f32:
+            near = self.stored(a.detach(), dtype).to(self.dtype)
+            return torch.where(near.isfinite(), a + (near - a.detach()), near)  # no rounding, and straight through it
         return self.stored(a, dtype).to(self.dtype)
 
     def reduced(self, name: str, a: Tensor) -> Tensor:
@@ -121,6 +124,10 @@ class TorchArithmetic(ArrayArithmetic):
             value = value.round() if dtype.is_integer else value
             value = value.nan_to_num(nan=0.0) if dtype.is_integer else value
             value = value.clamp(dtype.least, dtype.largest)
+        elif dtype.of_f32:
+            bits = value.to(torch.float32).view(torch.int32)
+            near = (bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFF).view(torch.float32)
+            value = torch.where(value.isnan(), value, near)
         return value.to(getattr(torch, dtype.torch))
 
 

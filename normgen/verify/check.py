@@ -13,7 +13,7 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
-from normgen.schedule.tiles.fragment import takes_tensor_cores
+from normgen.schedule.tiles.fragment import added_at_once
 from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
 from normgen.verify.contraction.sides import (
@@ -177,7 +177,7 @@ def _model(
             cols=problem.cols,
             chain=None if problem.inner else chain,
             is_plain=is_plain,
-            is_cut=bool(problem.inner) and takes_tensor_cores(problem),
+            at_once=added_at_once(problem) if problem.inner else 0,
         ),
     )
 

@@ -164,7 +164,7 @@ class Float32Error:
     chain   longest run of additions, by default of all terms
     drifts  elements of products whose two sides lie on a grid (`contraction.sides.drifts`)
     level   columns of a product whose right side is not drawn at random (`contraction.sides.level`)
-    is_cut  whether tensor cores may have added up the products
+    at_once products that tensor cores, which may have added them up, take at a step at least; 0: none have
     is_plain  rows are drawn at random and their statistics are sums, of terms or of differences from their mean: no
               Welford step and no pivot. So are those of a guarded variance
     """
@@ -174,7 +174,7 @@ class Float32Error:
     is_plain: bool = False
     drifts: NDArray[np.bool_] | None = None
     level: NDArray[np.bool_] | None = None
-    is_cut: bool = False
+    at_once: int = 0
 
     @property
     def depth(self) -> float:
@@ -431,7 +431,7 @@ class Float32Error:
         depth = self._depth(max(a.value.shape[AXIS[over]], 1)) + 1
         chance = LAMBDA * math.sqrt(depth)
         return contracted(
-            a, b, over, depth=depth, chance=chance, drifts=self.drifts, level=self.level, is_cut=self.is_cut
+            a, b, over, depth=depth, chance=chance, drifts=self.drifts, level=self.level, at_once=self.at_once
         )
 
     def _over_groups(self, name: str, arg: Bounded, group: int) -> Bounded:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.dtypes import DTYPES, F32, DType
+from normgen.dtypes import CASTS, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Kind, Role, Spec
 from normgen.verify.contraction.product import AXIS, WITH_INNER, in_lines, leading, product, summed_axis
@@ -318,7 +318,7 @@ class Evaluation(Generic[V]):
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(op, self._walk(left), self._walk(right))
             case ast.Call(func=ast.Name(id="cast"), args=[arg, ast.Name(id=to)], keywords=[]):
-                return do.cast(self._walk(arg), DTYPES[to if to in DTYPES else self.dtypes.get(to, F32.name)])
+                return do.cast(self._walk(arg), CASTS[to if to in CASTS else self.dtypes.get(to, F32.name)])
             case ast.Call(func=ast.Name(id="random"), keywords=[]) if self._open:
                 (name, formula) = (self._open[-1], self.formulas[self._open[-1]])
                 places = [call.col_offset for call in _draws(parse(formula, self.file))]

@@ -151,16 +151,17 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     header.check()
 
 
-def made_of_teams(name: str) -> Record:
-    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, "vector": 8, "tile_k": 64}
+def made_of_teams(op: str, dtype: str) -> Record:
+    words = {"vector": 8, "tile_k": 64} if dtype == "bf16" else {"vector": 4, "tile_k": 32}
+    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, **words}
     teams = schedule_from({**knobs, "tile_m": 128, "tile_n": 256, "thread_m": 2, "thread_n": 64})
-    asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}}
-    return record(load(name), shape="4096x4096", inner=4096, schedule=teams, **asked)
+    asked: dict[str, Any] = {"dtype": dtype, "layout": {"w": "cols_inner"}}
+    return record(load(op), shape="4096x4096", inner=4096, schedule=teams, **asked)
 
 
-def of_teams(folder: Path, name: str = "linear") -> str:
+def of_teams(folder: Path, op: str = "linear", dtype: str = "bf16") -> str:
     """The header of a kernel of teams, in a file of the folder; its name."""
-    (header,) = headers_of([made_of_teams(name)], spec=load(name))
+    (header,) = headers_of([made_of_teams(op, dtype)], spec=load(op))
     return put(header, folder).name
 
 
@@ -178,17 +179,27 @@ def test_a_header_of_teams_encodes_tensor_maps_of_a_calls_pointers_for_as_many_b
 def test_the_workspace_of_teams_that_reduce_their_result_grows_with_tiles_not_blocks(tmp_path: Path) -> None:
     text = (tmp_path / of_teams(tmp_path, "linear_add_rms")).read_text()
     assert text.count("k::grid(k::of_each_tile(") == 2, "general kernels and tuned ones"
-    made = made_of_teams("linear_add_rms")
+    made = made_of_teams("linear_add_rms", "bf16")
     module = emit(problem_of(made.problem, load("linear_add_rms")), made.schedule)
     found = module.workspace_bytes(rows=4096, sm_count=132, cols=4096, inner=4096)
     assert found == module.workspace.fixed + 32 * 16 * 128 * 4
 
 
+def test_a_header_of_tf32_has_the_copy_engine_round(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path, "linear_tf32", "f32")).read_text()
+    assert "status = encode(&x_map, call.x, call.x_pitch, call.inner, call.rows, 32, 128, 11, 4);" in text
+    assert "status = encode(&w_map, call.w, call.w_pitch, call.inner, call.cols, 32, 256, 11, 4);" in text
+    assert "tiled(map, kind, 2, const_cast<void*>(address)" in text
+    assert "{size(bytes * pitch)}" in text
+
+
 @needs_nvcc
-@pytest.mark.parametrize("name", ["linear", "linear_add_rms"])
-def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("op", "dtype"), [("linear", "bf16"), ("linear_add_rms", "bf16"), ("linear_tf32", "f32")])
+def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(
+    tmp_path: Path, op: str, dtype: str
+) -> None:
     use = tmp_path / "use.cu"
-    use.write_text(f'#include "{of_teams(tmp_path, name)}"\nint main() {{}}\n')
+    use.write_text(f'#include "{of_teams(tmp_path, op, dtype)}"\nint main() {{}}\n')
     target = "arch=compute_90a,code=sm_90a"
     done = nvcc("-gencode", target, "-o", tmp_path / "program", use)
     assert done.returncode == 0, done.stderr

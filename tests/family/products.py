@@ -27,6 +27,23 @@ def linear_backward(t: Tensors, _: Scalars) -> dict[str, Array]:
     return {"dx": t["dy"] @ t["w"].T, "dw": t["x"].T @ t["dy"], "dbias": t["dy"].sum(axis=0)}
 
 
+def nearest_tf32(x: Array) -> Array:
+    """Of a float32 the 10 bits of fraction that are nearest, of two the even ones: PTX ISA, cvt.rn.tf32.f32."""
+    bits = x.astype(np.float32).view(np.uint32)
+    near = ((bits + 0xFFF + (bits >> 13 & 1)) & 0xFFFFE000).view(np.float32)
+    return np.asarray(np.where(np.isnan(x), x, near.astype(np.float64)))
+
+
+def linear_tf32(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """torch.nn.functional.linear with allow_tf32, where each factor is rounded to nearest."""
+    return linear({**t, "x": nearest_tf32(t["x"]), "w": nearest_tf32(t["w"])}, s)
+
+
+def linear_tf32_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """Straight through the roundings."""
+    return linear_backward({**t, "x": nearest_tf32(t["x"]), "w": nearest_tf32(t["w"])}, s)
+
+
 def linear_add(t: Tensors, s: Scalars) -> dict[str, Array]:
     """torch.addmm of a residual."""
     return {"y": linear(t, s)["y"] + t["residual"]}
@@ -101,6 +118,7 @@ FORWARD: dict[str, Function] = {
     "linear_add_rms": linear_add_rms,
     "linear_bias_gelu": linear_bias_gelu,
     "linear_swiglu": linear_swiglu,
+    "linear_tf32": linear_tf32,
     "rmsnorm_linear": rmsnorm_linear,
 }
 BACKWARD: dict[str, Function] = {
@@ -109,5 +127,6 @@ BACKWARD: dict[str, Function] = {
     "linear_add_rms": linear_add_rms_backward,
     "linear_bias_gelu": linear_bias_gelu_backward,
     "linear_swiglu": linear_swiglu_backward,
+    "linear_tf32": linear_tf32_backward,
     "rmsnorm_linear": rmsnorm_linear_backward,
 }

@@ -31,12 +31,19 @@ def norm(x: Any, weight: Any) -> Any:
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
 
+def near(x: Any) -> Any:
+    """Rounded to TF32, straight through which gradients go."""
+    known = jax.lax.stop_gradient(x)
+    return x + (jax.lax.reduce_precision(known, exponent_bits=8, mantissa_bits=10) - known)
+
+
 BY_JAX: dict[str, Callable[..., Any]] = {
     "linear": lambda x, w, bias: dot(x, w) + bias,
     "linear_add": lambda x, w, residual: residual + dot(x, w),
     "linear_add_rms": lambda x, w, residual: norm(residual + dot(x, w), 1.0),
     "linear_bias_gelu": lambda x, w, bias: jax.nn.gelu(dot(x, w) + bias, approximate=False),
     "linear_swiglu": lambda x, w_gate, w_up: jax.nn.silu(dot(x, w_gate)) * dot(x, w_up),
+    "linear_tf32": lambda x, w, bias: dot(near(x), near(w)) + bias,
     "rmsnorm_linear": lambda x, weight, w: dot(norm(x, weight), w),
 }
 

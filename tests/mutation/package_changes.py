@@ -12,6 +12,11 @@ TILES = (
     "tests/codegen/tiles/test_tensor_cores.py",
     "tests/schedule/test_tiles.py",
 )
+WORDS = (
+    "tests/codegen/tiles/test_tf32.py::test_what_is_stored_so_or_of_16_bits_no_copy_rounds",
+    "tests/codegen/tiles/test_tf32.py::test_the_nearest_is_taken_and_of_two_the_even_one",
+    "tests/codegen/tiles/test_tf32.py::test_teams_own_their_part_of_any_tile",
+)
 TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_teams_own_their_part_of_any_tile",
     "tests/codegen/tiles/test_wgmma.py::test_a_kernel_is_right_on_both_sides_of_every_edge",
@@ -389,7 +394,7 @@ CHANGES: tuple[Change, ...] = (
         ("np.stack((memory & 15, memory >> 4), axis=-1)", "np.stack((memory >> 4, memory & 15), axis=-1)"),
         ("np.where(np.isnan(found), self.for_nan, found)", "np.where(np.isnan(found), 0.0, found)"),
         ("self.stored(values).astype(np.float64) if self.is_coarse", "self.within(values) if self.is_coarse"),
-        ("np.maximum(self.cast(high) - found, found - self.cast(low))", "0 * found"),
+        ("np.fmax(top - found, found - bottom)", "0 * found"),
     ),
     *changes(
         "codegen/access.py",
@@ -1204,7 +1209,7 @@ CHANGES: tuple[Change, ...] = (
         "codegen/tiles/wgmma.py",
         TEAMS,
         ("k0 + step > 0", "k0 > 0"),
-        ("loads[value_alone(slot)] for slot in self.slots]", "self.side.loads[0].tensor for _ in self.slots]"),
+        ("loads[own.source(slot)] for slot in self.slots]", "self.side.loads[0].tensor for _ in self.slots]"),
         ('.removeprefix("1 * ")', '.removeprefix("2 * ").removeprefix("1 * ")'),
     ),
     *changes(
@@ -1229,11 +1234,26 @@ CHANGES: tuple[Change, ...] = (
         ("if not self.lies_deep(cut.right) and s.tile_n % ACROSS:", "if False:"),
         ("if s.vector != VECTOR:", "if s.vector > VECTOR:"),
         ("sums = s.tile_m * (s.tile_n + PAD) * len(self.cut.sums)", "sums = s.tile_m * s.tile_n * len(self.cut.sums)"),
-        ("if types in ({F16}, {BF16}):", "if types <= {F16, BF16, None}:"),
+        ("if types in ({F16}, {BF16}, {TF32}):", "if types <= {F16, BF16, None}:"),
         ("if s.thread_m % 2 or s.thread_n % 4:", "if False:"),
-        ("if s.tile_k % (2 * DEEP):", "if s.tile_k % DEEP:"),
+        ("if s.tile_k % (2 * self.deep):", "if s.tile_k % self.deep:"),
         ("if s.softmax is SoftmaxMethod.ONLINE:", "if False:"),
     ),
+    *changes(
+        "schedule/tiles/fragment.py",
+        WORDS,
+        ("return PIECE_BYTES // self.held_bytes", "return 8"),
+        ("return DEEP_BYTES // self.held_bytes", "return 16"),
+    ),
+    *changes(
+        "schedule/tiles/wgmma.py",
+        WORDS,
+        ("if self.held_bytes != WORD:", "if False:"),
+        ("found.dtype in self.moved and", ""),
+        ("return (F32,) if self.rounds else TENSOR_TYPES", "return (F32, *TENSOR_TYPES)"),
+    ),
+    *changes("codegen/module.py", WORDS, ("return 11 if self.rounds else 1", "return 1")),
+    *changes("codegen/tiles/exchanged.py", WORDS, ("{'j - piece + e' if self.in_parts else 'e'}", "e")),
     *changes(
         "schedule/tiles/rules.py",
         ("tests/schedule/test_tiles.py",),

@@ -77,8 +77,8 @@ int cuLaunchKernelEx(const Config *config, void *function, void **arguments, voi
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int promotion, int fill) {
-    const uint64_t told[] = {(uint64_t)(uintptr_t)address, pitches[0], sizes[0], sizes[1], box[0], box[1]};
-    const int is_plain = type == 1 && rank == 2 && steps[0] == 1 && steps[1] == 1 && !interleave && !fill;
+    const uint64_t told[] = {(uint64_t)(uintptr_t)address, pitches[0], sizes[0], sizes[1], box[0], box[1], (uint64_t)type};
+    const int is_plain = rank == 2 && steps[0] == 1 && steps[1] == 1 && !interleave && !fill;
     if (!is_plain || swizzle != 3 || promotion != 2 || (uintptr_t)map % 64) return 1;
     memcpy(map, told, sizeof told);
     return 0;

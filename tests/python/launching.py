@@ -294,7 +294,8 @@ class _Launched:
         (line, elements), (along, lines) = param.boxes.line, param.boxes.lines
         sizes = {**self._values, (Source.INNER, ""): self._problem.sizes.inner}
         pointer, pitch = (self._values[source, param.key] for source in (Source.TENSOR, Source.PITCH))
-        return array("q", [pointer or 0, 2 * pitch, sizes[line, ""], sizes[along, ""], elements, lines]).tobytes()
+        matrix = [pointer or 0, param.boxes.element_bytes * pitch, sizes[line, ""], sizes[along, ""]]
+        return array("q", [*matrix, elements, lines, param.boxes.element_type]).tobytes()
 
     def _kernel(self, number: int) -> Any:
         """The program runs with the arguments of all its kernels once the last of them is launched."""
@@ -304,7 +305,7 @@ class _Launched:
             self._device.seen.append((grid, threads, shared, cluster, how, stream or 0))
             for param, address in zip(params, arguments[: len(params)], strict=True):
                 if param.boxes:
-                    self._device.maps[param.key] = tuple((ctypes.c_uint64 * 6).from_address(address))
+                    self._device.maps[param.key] = tuple((ctypes.c_uint64 * 7).from_address(address))
                     continue
                 cell = _CELLS.get(param.source, ctypes.c_int).from_address(address)
                 value = cell.value - param.offset if param.source is Source.WORKSPACE else cell.value

@@ -296,24 +296,28 @@ def test_clusters_early_starts_and_blocks_that_wait_for_each_other_reach_the_dri
     assert launch.cluster > 1 or how > 0
 
 
-def test_tensor_maps_are_encoded_of_the_arrays_of_each_call(device: LauncherCpu) -> None:
-    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 2, "vector": 8}
-    tiles = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "thread_m": 2, "thread_n": 16}
-    asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}, "without": ("bias",)}
-    linear = handle.kernel(
-        "linear", shape=(70, 72), inner=136, device="cpu", schedule=schedule_from(knobs | tiles), **asked
-    )
+@pytest.mark.parametrize(("op", "dtype", "kind"), [("linear", ml_dtypes.bfloat16, 1), ("linear_tf32", np.float32, 11)])
+def test_tensor_maps_are_encoded_of_the_arrays_of_each_call(
+    device: LauncherCpu, op: str, dtype: type, kind: int
+) -> None:
+    size = np.dtype(dtype).itemsize
+    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 2, "vector": 16 // size}
+    tiles = {"tile_m": 64, "tile_n": 64, "tile_k": 128 // size, "thread_m": 2, "thread_n": 16}
+    asked: dict[str, Any] = {"layout": {"w": "cols_inner"}, "without": ("bias",)}
+    asked |= {"dtype": "bf16" if kind == 1 else "f32"}
+    linear = handle.kernel(op, shape=(70, 72), inner=136, device="cpu", schedule=schedule_from(knobs | tiles), **asked)
     draw = np.random.default_rng(3)
     for number in range(3):
-        x, w = (aligned(draw.standard_normal(size).astype(ml_dtypes.bfloat16)) for size in ((70, 136), (72, 136)))
+        x, w = (aligned(draw.standard_normal(size).astype(dtype)) for size in ((70, 136), (72, 136)))
         y = linear(x, w) if number == 0 else alone(linear, x, w)
         right = x.values.astype(np.float64) @ w.values.astype(np.float64).T
         np.testing.assert_allclose(y.values.astype(np.float64), right, atol=0.2, rtol=0.01)
         if number:
-            pitch = 2 * 136
-            assert device.maps["x"] == (x.data_ptr(), pitch, 136, 70, 64, 64)
-            assert device.maps["w"] == (w.data_ptr(), pitch, 136, 72, 64, 64)
-            assert device.maps["y"] == (y.data_ptr(), 2 * 72, 72, 70, 64, 64)
+            pitch, box = size * 136, (128 // size, 64)
+            assert device.maps["x"] == (x.data_ptr(), pitch, 136, 70, *box, kind)
+            assert device.maps["w"] == (w.data_ptr(), pitch, 136, 72, *box, kind)
+            if size == 2:
+                assert device.maps["y"] == (y.data_ptr(), 2 * 72, 72, 70, *box, kind)
 
 
 def test_another_current_context_is_left_to_the_python_path(norm: Kernel, libraries: tuple[Any, Path]) -> None:

@@ -24,12 +24,22 @@ from tests.verify.contraction import linear  # noqa: E402
 COLS, INNER = 24, 36
 OF_ONE_KERNEL = [name for name in linear.FORMULAS if name != "normed"]  # each gradient, or none
 SHAPES = {"w": "kn", "w_gate": "kn", "w_up": "kn", "weight": "k", "bias": "n", "residual": "mn", "x": "mk"}
+
+
+def near(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to TF32, straight through which gradients go."""
+    bits = x.detach().float().view(torch.int32)
+    rounded = ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32).to(x.dtype)
+    return x + (rounded - x.detach())
+
+
 BY_TORCH: dict[str, Callable[..., Any]] = {
     "linear": lambda x, w, bias: x @ w + bias,
     "linear_add": lambda x, w, residual: residual + x @ w,
     "linear_add_rms": lambda x, w, residual: torch.nn.functional.rms_norm(residual + x @ w, (COLS,), None, 1e-6),
     "linear_bias_gelu": lambda x, w, bias: torch.nn.functional.gelu(x @ w + bias),
     "linear_swiglu": lambda x, w_gate, w_up: torch.nn.functional.silu(x @ w_gate) * (x @ w_up),
+    "linear_tf32": lambda x, w, bias: near(x) @ near(w) + bias,
     "rmsnorm_linear": lambda x, weight, w: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6) @ w,
 }
 

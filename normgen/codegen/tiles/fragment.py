@@ -10,7 +10,7 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.access import TileAccess
 from normgen.codegen.tiles.raster import Raster
 from normgen.codegen.tiles.side import UNROLL, MatrixSide, SideText
-from normgen.schedule.tiles.fragment import DEEP, PAD, PIECE
+from normgen.schedule.tiles.fragment import PAD, PIECE, TensorCores
 
 Sides = tuple[SideText, SideText]
 
@@ -115,14 +115,25 @@ class SimtText:
         return [function("multiply", stage, [*rescale, over_k])]
 
     def _step(self) -> list[Statement]:
-        """A step's products of a thread."""
+        """A step's products of a thread.
+
+        A product reads one register of each of two banks in a clock, beside one that the product before has read. With
+        k in the same order for all lines, sums of one bank wait half of the time: on an H200 f32 at 4096^3 in torch's
+        order then takes 3143 us instead of 3018.
+        """
         left, right = self.sides
         i, j = (partial(loop, index, f"kThread{x}", unroll=UNROLL) for x, index in (("M", "i"), ("N", "j")))
         if not self.plan.reads_pieces_of_k:
             return [*left.read_parts(), *right.read_parts(), i([j(self.products())])]
         if left.lies_deep and right.lies_deep:  # a line at a time, of which a thread has registers for one
             line = [Do(f"float {name}_line[kPieceK]") for name in right.slots.values()]
-            over = loop("e", "kPieceK", [i(self.products("_part[i][e]", "_line[e]"))], unroll=UNROLL)
+            at = Let(
+                "const int",
+                "at",
+                "e ^ j % 2",
+                "of odd lines in another order: their sums lie in the other bank of registers",
+            )
+            over = loop("e", "kPieceK", [at, i(self.products("_part[i][at]", "_line[at]"))], unroll=UNROLL)
             return [*left.read_parts(), j([*line, *right.read_line("j", "_line"), over])]
         deep, flat = (left, right) if left.lies_deep else (right, left)
         names = ("_part[i][e]", "_part[j]") if left.lies_deep else ("_part[i]", "_part[j][e]")
@@ -131,13 +142,18 @@ class SimtText:
 
 
 class MmaText(SimtText):
-    """A warp reads matrices for a step of 16 along k while it multiplies those of the step before."""
+    """A warp reads matrices for a step along k while it multiplies those of the step before."""
 
     side = MatrixSide
     said = ("Warps multiply by tensor cores.",)
 
+    @property
+    def cores(self) -> TensorCores:
+        assert isinstance(self.plan.fragment, TensorCores)
+        return self.plan.fragment
+
     def depth(self) -> list[Let]:
-        return [constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time")]
+        return [constant("kSteps", f"kTileK / {self.cores.deep}", "of these, what tensor cores multiply at a time")]
 
     def between(self) -> list[Let]:
         return []
@@ -147,7 +163,8 @@ class MmaText(SimtText):
 
     def lines(self) -> list[Statement]:
         """The line that a lane points at, of the four matrices of a read: two along the side's axis by two along k."""
-        found: list[Statement] = [Comment("A lane points at a line of 8 of one of four matrices.")]
+        whole = self.cores.whole
+        found: list[Statement] = [Comment(f"A lane points at a line of {whole} of one of four matrices.")]
         for side, warp, half, k_half in zip(
             self.sides,
             ("warp / kWarpsN", "warp % kWarpsN"),
@@ -156,7 +173,8 @@ class MmaText(SimtText):
             strict=True,
         ):
             x, own = side.letter, f"{warp} * 8 + {half} * kApart{side.letter}"
-            at, k = (f"{own} + lane % 8", f"{k_half} * 8") if side.lies_deep else (own, f"{k_half} * 8 + lane % 8")
+            deep = f"{own} + lane % 8", f"{k_half} * {whole}"
+            at, k = deep if side.lies_deep else (own, f"{k_half} * 8 + lane % 8")
             found += [Let("const int", f"at_{x.lower()}", at), Let("const int", f"k_{x.lower()}", k)]
         return found
 

@@ -18,7 +18,7 @@ from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce, value_alone
 from normgen.program.monoid import SUM
 from normgen.schedule.tiles.cut import Side, is_neutral, vanishes
-from normgen.schedule.tiles.fragment import DEEP
+from normgen.schedule.tiles.fragment import TensorCores
 from normgen.spec.formula import Expression
 
 UNROLL = "#pragma unroll"
@@ -479,7 +479,12 @@ class SideText:
 
 
 class MatrixSide(SideText):
-    """A side whose slots hold factors of 16 bits, as they are stored, for the matrix instructions."""
+    """A side whose slots hold factors for the matrix instructions, of 16 bits, or rounded to TF32."""
+
+    @property
+    def cores(self) -> TensorCores:
+        assert isinstance(self.plan.fragment, TensorCores)
+        return self.plan.fragment
 
     @property
     def held_as(self) -> str:
@@ -495,7 +500,8 @@ class MatrixSide(SideText):
     def place_in(self, slot: str, own: str, k: str) -> str:
         """The cell of a slot for a place along the side's axis and along k."""
         line, place = (own, k) if self.lies_deep else (k, own)
-        return f"{slot}_tiles[swizzled<{self.line_length}>({self.line(line).strip('()')}, {place})]"
+        swizzled = "swizzled" if self.cores.held_bytes == 2 else "swizzled_words"
+        return f"{slot}_tiles[{swizzled}<{self.line_length}>({self.line(line).strip('()')}, {place})]"
 
     def cell(self, slot: str, element: str = "") -> str:
         further = f" + {element}" if element else ""
@@ -526,6 +532,6 @@ class MatrixSide(SideText):
         columns = "false" if self.lies_deep else "true"
         reads: list[Statement] = []
         for name in self.slots.values():
-            cell = self.place_in(name, f"at_{i} + {piece} * kApart{x}", f"{DEEP} * step + k_{i}")
+            cell = self.place_in(name, f"at_{i} + {piece} * kApart{x}", f"{self.cores.deep} * step + k_{i}")
             reads.append(Do(f"read_matrices<{columns}>(&{cell}, &{name}_part[step % 2][{part}])"))
         return [For(f"for (int {index} = 0; {index} < kThread{x}; {index} += {each})", tuple(reads), UNROLL)]

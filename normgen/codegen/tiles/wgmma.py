@@ -13,8 +13,7 @@ from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, MatrixSide
 from normgen.codegen.tiles.staged import MAP, Passing
-from normgen.program.ir import value_alone
-from normgen.schedule.tiles.fragment import DEEP, WARP
+from normgen.schedule.tiles.fragment import WARP
 from normgen.schedule.tiles.wgmma import BESIDE, LINES, TEAM, TICKETS, Wgmma
 
 
@@ -29,8 +28,11 @@ class BoxSide(MatrixSide):
     def params(self) -> list[Param]:
         """The maps of its tensors."""
         tile, loads = self.plan.tile(self.axis), {load.name: load.tensor for load in self.side.loads}
-        boxes = Boxes(line=(SOURCES[self.k], self.plan.schedule.tile_k), lines=(SOURCES[self.axis], tile))
-        tensors = [loads[value_alone(slot)] for slot in self.slots]
+        own = self.plan.fragment
+        assert isinstance(own, Wgmma)
+        line, lines = (SOURCES[self.k], self.plan.schedule.tile_k), (SOURCES[self.axis], tile)
+        boxes = Boxes(line=line, lines=lines, rounds=own.rounds)
+        tensors = [loads[own.source(slot)] for slot in self.slots]
         found = (Param(name=f"{t}_map", ctype=MAP, source=Source.TENSOR_MAP, key=t, boxes=boxes) for t in tensors)
         return list(found)
 
@@ -54,12 +56,16 @@ class WgmmaText(SimtText):
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         super().__init__(access, sides)
         self.raster = Raster(access)
+        self.passing = Passing(access, self.cores)
+
+    @property
+    def cores(self) -> Wgmma:
         assert isinstance(self.plan.fragment, Wgmma)
-        self.passing = Passing(access, self.plan.fragment)
+        return self.plan.fragment
 
     def depth(self) -> list[Let]:
         return [
-            constant("kSteps", f"kTileK / {DEEP}", "of these, what tensor cores multiply at a time"),
+            constant("kSteps", f"kTileK / {self.cores.deep}", "of these, what tensor cores multiply at a time"),
             constant("kWarps", f"(kThreads - {TEAM}) / {WARP}", "that multiply: behind these a thread asks for tiles"),
             constant("kStage", f"({self._held}) * kTileK", "elements of a stage"),
             constant("kBeside", str(BESIDE), "warps beside the one that asks"),
@@ -124,8 +130,7 @@ class WgmmaText(SimtText):
         """
         sides = [side for side in self.sides if isinstance(side, BoxSide)]
         copies = [one for side in sides for one in side.copies_of_stage()]
-        own = self.plan.fragment
-        assert isinstance(own, Wgmma)
+        own = self.cores
         asked = [over_k(ring.filled(f"{own.held_bytes} * kStage", copies)), *self.passing.asked(ring)]
         names = [name for name, _, _ in self.factors()]
         parts = [Do(f"float {name}_part[kThreadM / 2][2 * kThreadN]") for name in names]
@@ -154,10 +159,10 @@ class WgmmaText(SimtText):
 
     def products_of_stage(self) -> Statement:
         team = f"warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
-        dtype = self.plan.fragment.dtype.name
+        dtype, deep = self.cores.dtype.name, self.cores.deep
         added: list[Statement] = []
         for total, x, y in self.factors():
-            left = f"&{x}_tiles[stage * kStage + ({team}) * kTileK + {DEEP} * step]"
-            right = f"&{y}_tiles[stage * kStage + {DEEP} * step]"
+            left = f"&{x}_tiles[stage * kStage + ({team}) * kTileK + {deep} * step]"
+            right = f"&{y}_tiles[stage * kStage + {deep} * step]"
             added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > 0)"))
         return loop("step", "kSteps", [loop("i", "kThreadM / 2", added, unroll=UNROLL)], unroll=UNROLL)

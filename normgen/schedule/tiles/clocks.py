@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.program.ir import value_alone
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Side, contraction
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, TilePlan, tile_problem_plan
@@ -125,7 +124,7 @@ def _moved(plan: TilePlan, side: Side) -> float:
     s = plan.schedule
     vectors = plan.tile(side.axis) * s.tile_k / (s.vector * s.threads)
     moved = plan.fragment.moved
-    bare = all(value_alone(slot) for slot in side.slots) and all(plan.tensor(ld).dtype in moved for ld in side.loads)
+    bare = all(map(plan.fragment.source, side.slots)) and all(plan.tensor(ld).dtype in moved for ld in side.loads)
     elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
     if plan.scales(side):
         return vectors * (2 * A_VECTOR + elements)

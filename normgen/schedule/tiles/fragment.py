@@ -1,8 +1,8 @@
 """How the threads of a block multiply a tile: what its slots hold, what of the result a lane owns, and what that takes.
 
 simt   a thread multiplies factors of its own, which it reads as floats, a piece at a time
-mma    the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores: they
-       read them of shared memory, or with hold = reload straight from memory
+mma    the lanes of a warp multiply 16 x 16 by 16 x 8 factors of 16 bits in one instruction of the tensor cores, or half
+       as deep ones of TF32: they read them of shared memory, or with hold = reload straight from memory
 wgmma  the lanes of four warps multiply 64 lines by up to 256 columns, which lie in shared memory (wgmma.py)
 
 Either way the lanes of a warp are a rectangle, and a lane owns pieces of the result's lines, equally far apart along m
@@ -12,11 +12,11 @@ and along n: all that is behind the products knows no more of them.
 from __future__ import annotations
 
 from normgen.device import Device
-from normgen.dtypes import BF16, DTYPES, F16, F32, DType
+from normgen.dtypes import BF16, CASTS, F16, F32, TF32, DType
 from normgen.errors import ProgramError
 from normgen.knobs import Copy, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
-from normgen.program.ir import Load
+from normgen.program.ir import Load, value_alone
 from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Contraction, Side, contraction
@@ -25,10 +25,11 @@ from normgen.spec.formula import Cast, Expression, Name
 WARP = 32
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
 PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
-TENSOR_TYPES = (F16, BF16)
+TENSOR_TYPES = (F16, BF16)  # as they are stored; float32 is rounded to TF32
 FMAS_PER_CLOCK = 128  # of an SM, in float32
 VECTOR = 8  # elements of 16 bits that a lane reads of memory: 16 bytes
-DEEP = 16  # of k, what one instruction multiplies
+DEEP_BYTES = 32  # of k, what one instruction multiplies: two pieces
+PIECE_BYTES = 16  # of a line of a slot, what changes places
 ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
 MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1077.0, 14.0, 9.0, 3.7
@@ -38,10 +39,8 @@ _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, t
 class Simt:
     """Floats in slots whose lines are padded; lanes of a warp 4 x 8, or as many as the tile has."""
 
-    moved: tuple[DType, ...] = (F32,)  # what a slot holds as it is stored
     scaled: DType | None = F32  # of what a slot holds, what a thread may multiply where it lies
     reads_ahead = False  # whether factors of a step are read while those of the step before are multiplied
-    held_bytes = F32.bytes  # of an element in a slot
     producers = 0  # threads of a block that own nothing of the result: they ask for tiles
     resident = 0  # blocks of an SM that go from tile to tile; 0: a block has one
     step_clocks = 150  # from one step to the next of a block, which other blocks on its SM fill
@@ -144,6 +143,15 @@ class Simt:
 
     # ---- factors that tensor cores multiply ----------------------------------------------------------------------
 
+    @property
+    def moved(self) -> tuple[DType, ...]:
+        """What copies bring to a slot as it is stored."""
+        return (F32,)
+
+    def source(self, slot: Expression) -> str:
+        """The load that a factor is a copy of, or nothing."""
+        return value_alone(slot)
+
     def held_as(self, slot: Expression) -> DType | None:
         """The type that a factor is stored as, or cast to; None of what float32 alone holds."""
         loads: dict[str, Load] = {load.name: load for side in self.cut.sides for load in side.loads}
@@ -151,7 +159,7 @@ class Simt:
         while isinstance(slot, Name) and slot.name in maps:
             slot = maps[slot.name]
         if isinstance(slot, Cast):
-            return DTYPES[slot.to]
+            return CASTS[slot.to]
         return (
             self.problem.tensor(loads[slot.name].tensor).dtype
             if isinstance(slot, Name) and slot.name in loads
@@ -169,12 +177,17 @@ class Simt:
     def untensored(self) -> str | None:
         """Why tensor cores do not multiply the factors."""
         types = {self.held_as(slot) for side in self.cut.sides for slot in side.slots}
-        if types in ({F16}, {BF16}):
+        if types in ({F16}, {BF16}, {TF32}):
             return None
-        rule = "tensor cores multiply factors that are stored or cast, all in f16 or all in bf16"
+        rule = "tensor cores multiply factors that are stored or cast, all in f16 or all in bf16, or all cast to tf32"
         return f"{rule}; anything else is float32 arithmetic: fragment = simt"
 
     # ---- where lanes of the first warp find their data in a slot ----------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Of an element in a slot."""
+        return F32.bytes
 
     def cell(self, side: Side, line: int, place: int) -> int:
         """Where in a slot an element lies, in bytes."""
@@ -241,10 +254,9 @@ class Simt:
 
 
 class TensorCores(Simt):
-    """What fragments of 16 bits share."""
+    """What fragments of tensor cores share."""
 
     scaled = None
-    held_bytes = 2
     busy_warps = 6
     l2_bytes = 36.0
 
@@ -252,17 +264,34 @@ class TensorCores(Simt):
     def wait(self) -> float:
         return 1400.0
 
+    @property
+    def held_bytes(self) -> int:
+        return self.dtype.bytes
+
+    @property
+    def moved(self) -> tuple[DType, ...]:
+        return TENSOR_TYPES
+
+    @property
+    def deep(self) -> int:
+        """Of k, what one instruction multiplies."""
+        return DEEP_BYTES // self.held_bytes
+
+    @property
+    def whole(self) -> int:
+        """Elements of a piece of 16 bytes."""
+        return PIECE_BYTES // self.held_bytes
+
     def fmas(self, device: Device) -> float:
-        return device.mma_fmas
+        return device.mma_fmas * 2 / self.held_bytes
 
 
 class Mma(TensorCores):
-    """16 bits in slots whose lines change the places of their 16-byte pieces; lanes 8 x 4, as the instruction has them.
+    """Slots whose lines change the places of their 16-byte pieces; lanes 8 x 4, as the instruction has them.
 
     A lane owns two elements side by side of every eighth line and column of what a warp owns.
     """
 
-    moved = TENSOR_TYPES
     reads_ahead = True
     group = 8
     reads_pieces_of_k = False
@@ -281,8 +310,11 @@ class Mma(TensorCores):
             return f"a lane has 2 x 4 of a matrix: thread_m = {s.thread_m} is odd, or thread_n no multiple of 4"
         if s.tile_m % (down * max(1, s.thread_m)) or s.tile_n % (across * max(1, s.thread_n)):
             return f"a warp owns {down} x thread_m lines and {across} x thread_n columns, and a tile whole warps"
-        if s.tile_k % (2 * DEEP):
-            return f"while factors of one step of {DEEP} along k are multiplied, those of the next are read: two a tile"
+        if s.tile_k % (2 * self.deep):
+            step = f"while factors of one step of {self.deep} along k are multiplied"
+            return f"{step}, those of the next are read: two a tile"
+        if self.dtype is TF32 and not all(map(self.lies_deep, self.cut.sides)):
+            return f"lanes read lines along {self.cut.k} of what is no 16 bits: another layout, or fragment = simt"
         return None
 
     def piece(self, axis: str) -> int:
@@ -294,8 +326,9 @@ class Mma(TensorCores):
 
     def cell(self, side: Side, line: int, place: int) -> int:
         length = self.line_and_lines(side)[0]
-        kinds = min(length // 8, 8)
-        return (line * length + (place // 8 ^ line // (8 // kinds) % kinds) * 8 + place % 8) * self.held_bytes
+        kinds, whole = min(length // self.whole, 8), self.whole
+        piece = place // whole ^ line // (8 // kinds) % kinds
+        return (line * length + piece * whole + place % whole) * self.held_bytes
 
     def reads(self, side: Side) -> tuple[list[int], int]:
         """A line of 8 elements a lane."""
@@ -304,7 +337,7 @@ class Mma(TensorCores):
         for lane in range(WARP):
             half, k = (lane // 8 % 2, lane // 16) if side is self.cut.left else (lane // 16, lane // 8 % 2)
             deep = self.lies_deep(side)
-            line, place = (half * apart + lane % 8, k * 8) if deep else (k * 8 + lane % 8, half * apart)
+            line, place = (half * apart + lane % 8, k * self.whole) if deep else (k * 8 + lane % 8, half * apart)
             found.append(self.cell(side, line, place))
         return found, 16
 
@@ -321,16 +354,16 @@ class Mma(TensorCores):
     def instructions(self) -> float:
         s = self.schedule
         products = s.thread_m * s.thread_n // 4 * len(self.cut.sums)
-        return s.tile_k / DEEP * (products + sum(map(self._reads, self.cut.sides)))
+        return s.tile_k / self.deep * (products + sum(map(self._reads, self.cut.sides)))
 
     @property
     def read_clocks(self) -> float:
         """Four matrices of 128 bytes a read."""
         warps = -(-self.schedule.threads // WARP)
-        return warps * self.schedule.tile_k / DEEP * 4 * sum(map(self._reads, self.cut.sides))
+        return warps * self.schedule.tile_k / self.deep * 4 * sum(map(self._reads, self.cut.sides))
 
     def _reads(self, side: Side) -> float:
-        """Reads of four matrices by a warp for a step of 16 along k."""
+        """Reads of four matrices by a warp for a step along k."""
         return len(side.slots) * self.own(side) / (2 if side is self.cut.left else 4)
 
 
@@ -343,10 +376,13 @@ class Streamed(TensorCores):
     numbers: a result depends on no other line.
     """
 
-    moved = ()
     moves = False
     busy_warps = 0
     l2_bytes = 53.0
+
+    @property
+    def moved(self) -> tuple[DType, ...]:
+        return ()
 
     def refusal(self) -> str | None:
         s, cut = self.schedule, self.cut
@@ -424,12 +460,23 @@ class Streamed(TensorCores):
 
 def takes_tensor_cores(problem: Problem) -> bool:
     """Whether tensor cores multiply the factors of the problem's products, where there are such."""
+    return bool(added_at_once(problem))
+
+
+def added_at_once(problem: Problem) -> int:
+    """Products that tensor cores take at a step at least, as those of sm_80: half of an instruction's; 0: take none."""
     try:
-        return Mma(problem, _ANY, contraction(problem)).refusal() is None
+        found = Mma(problem, _ANY, contraction(problem))
+        return found.deep // 2 if found.refusal() is None else 0
     except ProgramError:  # of no product, or of one that no kernel computes
-        return False
+        return 0
 
 
 def has_tensor_cores(problem: Problem, device: Device) -> bool:
     """The same of a device."""
-    return bool(device.tensor_fmas) and takes_tensor_cores(problem)
+    return tensor_fmas(problem, device) > 0
+
+
+def tensor_fmas(problem: Problem, device: Device) -> float:
+    """Products that an SM's tensor cores have in a clock: of TF32 half as many as of 16 bits; 0: none."""
+    return device.tensor_fmas * added_at_once(problem) / (DEEP_BYTES // F16.bytes // 2)

@@ -13,7 +13,6 @@ from normgen.program.ir import (
     Load,
     RowProgram,
     names_of,
-    value_alone,
 )
 from normgen.program.source import written_program
 from normgen.schedule.plan import least_arch
@@ -101,7 +100,7 @@ class TilePlan:
         if self.gains(side):
             return ""
         moved = self.fragment.moved
-        bare = set(map(value_alone, side.slots)) & {name for name, t in tensors.items() if t.dtype in moved}
+        bare = set(map(self.fragment.source, side.slots)) & {name for name, t in tensors.items() if t.dtype in moved}
         if len(bare) < len(side.slots):
             types = " or ".join(dtype.name for dtype in moved)
             return f"cp.async moves {types} as it is stored; what is converted or computed goes by way of registers"

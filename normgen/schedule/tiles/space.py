@@ -18,7 +18,7 @@ from normgen.schedule.tiles.fragment import has_tensor_cores
 from normgen.schedule.tiles.online import moves
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 from normgen.schedule.tiles.rules import vector as vector_rule
-from normgen.schedule.tiles.wgmma import COLUMNS, LINES, SWIZZLED
+from normgen.schedule.tiles.wgmma import COLUMNS, LINES, Wgmma
 
 # Sides of a tile differ by at most this factor: a wider one reads more for the products that it has.
 MOST_OBLONG = 4
@@ -122,7 +122,8 @@ def parted(problem: Problem, s: Schedule, device: Device) -> Iterator[Schedule]:
 def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Of many lines: tiles that teams of four warps multiply, with as many stages as there is room for, or fewer."""
     vector, cut = widest(problem, device), contraction(problem)
-    way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector, tile_k=SWIZZLED)
+    way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector)
+    way = way.varied(tile_k=Wgmma(problem, way, cut).line)
     way = way.varied(arithmetic=problem_arithmetic(problem))  # tensor cores wait for what is behind their products
     sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
     for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 
 from normgen.device import Device
+from normgen.dtypes import F32, TF32, DType
 from normgen.knobs import Copy, Hold, LoadHint, SoftmaxMethod, StoreHint
 from normgen.program.ir import Load, Store, value_alone
 from normgen.schedule.tiles.cut import Side
-from normgen.schedule.tiles.fragment import DEEP, TENSOR_TYPES, VECTOR, WARP, TensorCores
-from normgen.spec.formula import Expression
+from normgen.schedule.tiles.fragment import DEEP_BYTES, PIECE_BYTES, TENSOR_TYPES, VECTOR, WARP, TensorCores
+from normgen.spec.formula import Cast, Expression
 
 TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
 COLUMNS = (64, 128, 256)  # along n
-SWIZZLED = 64  # elements of a slot's line: 128 bytes, within which pieces of 16 change places
+LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
 PASSED_BYTES = 2  # of an element of what passes through stages behind the products
 BOX = 64  # columns of it that the copy engine moves at a time
@@ -29,18 +30,18 @@ STORED_BYTES = 24
 
 
 class Wgmma(TensorCores):
-    """16 bits in slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
+    """Slots of 128-byte lines, which the copy engine swizzles; a team of four warps has 64 lines a time.
 
     Blocks stay, one on each SM, and go from tile to tile: a thread of its own asks for boxes of both sides as stages
     get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
     every eighth column, of lines 8 apart. What is as large as the result passes through stages, too: the thread that
     asks brings it while the last products are under way, teams put results in its place, and another thread has the
-    copy engine store them.
+    copy engine store them. Float32 that a formula rounds to TF32 the copy engine rounds on its way, to nearest, ties to
+    even.
     """
 
     producers = TEAM
     resident = 1
-    moved = TENSOR_TYPES
     left_registers = 24  # of a thread that asks for tiles
     most_registers = 240  # of one that multiplies: 2 x 128 of these and 128 of those are an SM's
     group = 16  # on an H200 at 4096^3 and more 1 to 2 % faster than 8
@@ -71,19 +72,32 @@ class Wgmma(TensorCores):
         return None
 
     def is_copied(self, slot: Expression, side: Side) -> bool:
-        """Whether a factor is a tensor as it is stored, which is always there."""
+        """Whether a factor is a tensor as it is stored, or rounded to TF32, which is always there."""
         loads = {load.name: self.problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
-        found = loads.get(value_alone(slot))
-        return found is not None and found.null_as is None and not found.under
+        found = loads.get(self.source(slot))
+        return found is not None and found.dtype in self.moved and found.null_as is None and not found.under
+
+    def source(self, slot: Expression) -> str:
+        is_rounded = isinstance(slot, Cast) and slot.to == TF32.name
+        return value_alone(slot.arg if is_rounded and isinstance(slot, Cast) else slot)
+
+    @property
+    def moved(self) -> tuple[DType, ...]:
+        return (F32,) if self.rounds else TENSOR_TYPES
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the copy engine rounds what it brings."""
+        return self.dtype is TF32
 
     def _of_tiles(self) -> str | None:
         s = self.schedule
         if s.hold is not Hold.SHARED or s.copy is not Copy.BULK:
             return "tiles are multiplied where the copy engine has put them: hold = shared and copy = bulk"
-        if s.vector != VECTOR:
-            return f"lines of boxes start at multiples of {ALIGNMENT} bytes, in all tensors: vector = {VECTOR}"
-        if s.tile_k != SWIZZLED:
-            return f"a line of a slot is 128 bytes: tile_k = {SWIZZLED}"
+        if s.vector != self.whole:
+            return f"lines of boxes start at multiples of {ALIGNMENT} bytes, in all tensors: vector = {self.whole}"
+        if s.tile_k != self.line:
+            return f"a line of a slot is {LINE_BYTES} bytes: tile_k = {self.line}"
         if s.tile_n not in COLUMNS or s.thread_n != s.tile_n // self.lanes[1]:
             ns = ", ".join(map(str, COLUMNS))
             return f"an instruction has {ns} columns, and four lanes share a line: tile_n is one of these, 4 x thread_n"
@@ -98,6 +112,11 @@ class Wgmma(TensorCores):
         if s.blocks_per_sm:
             return "a block stays on each SM: blocks_per_sm = 0"
         return None
+
+    @property
+    def line(self) -> int:
+        """Elements of a slot's line."""
+        return LINE_BYTES // self.held_bytes
 
     @property
     def teams(self) -> int:
@@ -130,7 +149,8 @@ class Wgmma(TensorCores):
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)
-        return use.dtype.bytes == PASSED_BYTES and not use.may_be_null
+        is_aligned = self.schedule.vector * PASSED_BYTES >= ALIGNMENT
+        return is_aligned and use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
     def pass_columns(self) -> int:
@@ -153,15 +173,16 @@ class Wgmma(TensorCores):
         return lines * line * self.held_bytes
 
     def cell(self, _: Side, line: int, place: int) -> int:
-        return (line * SWIZZLED + (place // 8 ^ line % 8) * 8 + place % 8) * self.held_bytes
+        piece = place // self.whole ^ line % 8
+        return line * LINE_BYTES + piece * PIECE_BYTES + place % self.whole * self.held_bytes
 
     def reads(self, side: Side) -> tuple[list[int], int]:
         """Of the tensor cores: eight lines of 16 bytes, four times."""
-        return [self.cell(side, lane % 8, lane // 8 * 8) for lane in range(WARP)], 16
+        return [self.cell(side, lane % 8, lane // 8 * self.whole) for lane in range(WARP)], 16
 
     def writes(self, side: Side) -> tuple[list[int], int]:
         """Of the copy engine, line by line."""
-        return [self.cell(side, lane // 8, lane % 8 * 8) for lane in range(WARP)], 16
+        return [self.cell(side, lane // 8, lane % 8 * self.whole) for lane in range(WARP)], 16
 
     def line_of(self, _: Side, line: int) -> int:
         return line
@@ -174,18 +195,18 @@ class Wgmma(TensorCores):
     # ---- clocks --------------------------------------------------------------------------------------------------
 
     def fmas(self, device: Device) -> float:
-        return device.tensor_fmas * EFFICIENCY
+        return device.tensor_fmas * EFFICIENCY * 2 / self.held_bytes
 
     @property
     def instructions(self) -> float:
         s = self.schedule
-        return s.tile_k / DEEP * s.thread_m / 2 * len(self.cut.sums)
+        return s.tile_k / self.deep * s.thread_m / 2 * len(self.cut.sums)
 
     @property
     def read_clocks(self) -> float:
         """Of shared memory: factors of each instruction."""
         s = self.schedule
-        each = (LINES + s.tile_n) * DEEP * self.held_bytes / 128
+        each = (LINES + s.tile_n) * DEEP_BYTES / 128
         return self.teams * self.instructions * each
 
     @property

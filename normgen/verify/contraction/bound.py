@@ -12,13 +12,14 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
 * A left line of one sign, as the weights of a softmax or squares, has no random signs whatever it was made of: against
   a right line that is not drawn at random either, such as halves that cancel, partial sums go up to T / 2 and come
   back. These pairs (`level`) have d u T, too.
-* Tensor cores cut off instead of rounding (arXiv:2512.07004; Fasi et al. 2021, PeerJ CS 330). They take AT_ONCE
-  products or more at a step, align them and the sum so far to the largest of all, M, drop from each what is below a
-  unit of 2^-24 M, add exactly, and drop of the sum what a float has no bit for: less than 2 units. So of a product
-  less than a unit is lost, towards 0: a share of it with the product's sign. With N = Σ sign(l r), the shares of mean m
-  add up to m N and a rest of independent ones, by Hoeffding within λ √d / 2; of the sum up to 3 units are lost a step:
+* Tensor cores cut off instead of rounding (arXiv:2512.07004; Fasi et al. 2021, PeerJ CS 330). They take b products
+  or more at a step, 8 of 16 bits or 4 of TF32, align them and the sum so far to the largest of all, M, drop from each
+  what is below a unit of 2^-24 M, add exactly, and drop of the sum what a float has no bit for: less than 2 units. So
+  of a product less than a unit is lost, towards 0: a share of it with the product's sign. With N = Σ sign(l r), the
+  shares of mean m add up to m N and a rest of independent ones, by Hoeffding within λ √d / 2; of the sum up to 3 units
+  are lost a step:
 
-      e(S) = u P (|N| + λ √d / 2 + 3 s),  s = ⌈d / AT_ONCE⌉ + SHORT_STEPS;  of pairs without random signs u T (d + 3 s)
+      e(S) = u P (|N| + λ √d / 2 + 3 s),  s = ⌈d / b⌉ + SHORT_STEPS;  of pairs without random signs u T (d + 3 s)
 
   What is a whole number of units stays exact: of sums up to 2^24 units nothing lies below one.
 * The products of a softmax whose maximum r moves (softmax = online) are within REARRANGED times the same bounds. A term
@@ -52,7 +53,6 @@ from normgen.verify.contraction.product import AXIS, Array, least_of_terms, prod
 DIGITS = 24  # of a float32
 LEFT = 2.0**24  # a factor that leaves a sum: the rstd of a variance of 2^-48, or of an eps of 1e-14
 FEW = 16  # terms
-AT_ONCE = 8  # products that tensor cores cut off together at least: those of sm_80
 SHORT_STEPS = 4  # of fewer products, at the end of k
 OF_A_STEP = 3  # units of 2^-24 that a step loses of the sum itself
 NO_BIT = 1 << 20  # above every exponent: 0 is a multiple of all units
@@ -67,7 +67,7 @@ def contracted(
     chance: float,
     drifts: NDArray[np.bool_] | None,
     level: NDArray[np.bool_] | None = None,
-    is_cut: bool = False,
+    at_once: int = 0,
 ) -> Bounded:
     """Σ a b over an axis with its bound.
 
@@ -75,7 +75,7 @@ def contracted(
     chance  λ √depth
     drifts  where both sides lie on a grid, in the product's shape or broadcast to it; None: nowhere
     level   of a product over inner: the columns of the right side that are not drawn at random
-    is_cut  whether tensor cores may have added the terms
+    at_once products that tensor cores, which may have added the terms, take at a step at least; 0: none have
     """
     value = product(a.value, b.value, over)
     if 0 in (a.value.size, b.value.size):  # of no terms, or no elements
@@ -88,9 +88,9 @@ def contracted(
     if level is not None and drifts is not None and over is Kind.INNER:
         drifts = drifts | (_of_one_sign(a, b) & level)
     likely = chance * U * partial
-    if is_cut:
+    if at_once:
         terms = int(a.value.shape[AXIS[over]])
-        steps = OF_A_STEP * (-(-terms // AT_ONCE) + SHORT_STEPS)
+        steps = OF_A_STEP * (-(-terms // at_once) + SHORT_STEPS)
         worst, depth = U * (terms + steps) * size, 2 * depth
         signs = np.abs(product(np.sign(a.value), np.sign(b.value), over))
         likely = np.maximum(likely, U * partial * (np.where(known, signs, 0.0) + chance / 2 + steps))

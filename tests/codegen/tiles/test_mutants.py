@@ -62,7 +62,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("linear, w turned", "copied ahead"): [
         (SYNC, ""),
-        ("x_part[i][e], w_line[e]", "x_part[i][e], w_line[0]"),
+        ("x_part[i][at], w_line[at]", "x_part[i][at], w_line[0]"),
+        ("x_part[i][at], w_line[at]", "x_part[i][e], w_line[at]"),
         ("line_n(j)", "line_n(0)"),
         ("n % kPieceN * (kTileN / kPieceN)", "n % kPieceN * kPieceN"),
     ],

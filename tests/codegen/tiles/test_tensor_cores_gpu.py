@@ -30,6 +30,7 @@ TILES = [  # tile_m, thread_m, tile_n, stages
 OF_TEAMS: list[tuple[str, str, int, str]] = [
     *(("linear", "1x8", 8, "bf16"), ("linear", "63x72", 56, "f16"), ("linear", "129x264", 72, "bf16")),
     *(("linear", "1000x2008", 3000, "bf16"), ("linear", "5000x136", 520, "f16"), ("linear", "2048x4096", 1024, "bf16")),
+    *(("linear_tf32", "63x68", 60, "f32"), ("linear_tf32", "1000x2004", 3000, "f32")),
     *(("linear_add", "300x520", 200, "bf16"), ("linear_bias_gelu", "1200x768", 264, "f16")),
     *(("linear_add", "5000x1032", 72, "f16"), ("linear_add_rms", "1200x776", 264, "bf16")),
     *(("linear_add_rms", "4096x264", 200, "f16"), ("linear_add_rms", "20000x520", 72, "bf16")),
@@ -40,7 +41,8 @@ OF_TEAMS: list[tuple[str, str, int, str]] = [
 def test_teams_are_right_with_every_tile(op: str, shape: str, inner: int, dtype: str) -> None:
     problem = problem_for(load(op), shape=shape, inner=inner, dtype=dtype, layout=TURNED)
     knobs = (dict(zip(("tile_m", "thread_m", "tile_n", "stages"), tile, strict=True)) for tile in TILES)
-    schedules = [schedule_from({**TEAM, **tile, "thread_n": tile["tile_n"] // 4}) for tile in knobs]
+    words = {"vector": 4, "tile_k": 32} if dtype == "f32" else {}
+    schedules = [schedule_from({**TEAM, **words, **tile, "thread_n": tile["tile_n"] // 4}) for tile in knobs]
     assert all(refusal(problem, schedule, device_facts(0)) is None for schedule in schedules)
     assert not wrong(problem, schedules)
 

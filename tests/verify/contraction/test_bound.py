@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from normgen.dtypes import DTYPES, F32
+from normgen.dtypes import CASTS, F32
 from normgen.spec.spec import Kind
 from normgen.verify.bounded import Bounded
 from normgen.verify.contraction.bound import _is_whole
@@ -71,7 +71,7 @@ def cut(left: Stored, right: Stored, at_once: int, bits: int) -> Stored:
 
 def drawn(dtype: str, families: tuple[str, ...], lines: int, terms: int = TERMS) -> Stored:
     """Of a left side, so many lines of each family."""
-    rng, stored_as = np.random.default_rng(terms), DTYPES[dtype]
+    rng, stored_as = np.random.default_rng(terms), CASTS[dtype]
     parts = [
         draw_whole(rng, lines, terms, stored_as) if name == WHOLE else draw_rows((name,) * lines, terms, stored_as, rng)
         for name in families
@@ -85,9 +85,9 @@ def sides(left: Stored, right: Stored) -> tuple[Bounded, Bounded]:
 
 def shares(got: Stored, found: Bounded, dtype: str = "f32") -> NDArray[np.float64]:
     """Each error as a share of its bound; inf of a NaN or infinity that is not the right one."""
-    want, bound = found.value, stored(found, DTYPES[dtype])
+    want, bound = found.value, stored(found, CASTS[dtype])
     same = (np.isnan(want) & np.isnan(got)) | (got == want) | np.isinf(bound)
-    ratio = np.abs(DTYPES[dtype].stored(got).astype(np.float64) - want) / bound
+    ratio = np.abs(CASTS[dtype].stored(got).astype(np.float64) - want) / bound
     return np.where(same, 0.0, np.where(np.isfinite(ratio), ratio, np.inf))
 
 
@@ -99,7 +99,7 @@ def test_a_right_chain_is_within_its_bound_for_every_pair_of_families(
     lines, families = 2, (*LEFT, WHOLE)
     left, rng = drawn(dtype, families, lines), np.random.default_rng(1)
     of_left, of_right = np.repeat(families, lines).tolist(), [name for name in RIGHT for _ in range(3)]
-    right = DTYPES[dtype].stored(draw_right(of_right, TERMS, DTYPES[dtype], rng)).astype(np.float32)
+    right = CASTS[dtype].stored(draw_right(of_right, TERMS, CASTS[dtype], rng)).astype(np.float32)
     with np.errstate(all="ignore"):
         got = chained(left, right, chain)
         model = Float32Error(cols=1, chain=chain, drifts=drifts(of_left, of_right))
@@ -108,22 +108,23 @@ def test_a_right_chain_is_within_its_bound_for_every_pair_of_families(
     assert worst <= 0.25  # 0.12 was seen
 
 
-TENSOR_CORES = {"sm_80": (8, 24), "sm_90": (16, 25)}  # products at once, bits behind the largest one's first
+TENSOR_CORES = {"sm_80": (16, 24), "sm_90": (32, 25)}  # bytes of a side at once, bits behind the largest one's first
 
 
 @pytest.mark.parametrize("cores", TENSOR_CORES)
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
 @pytest.mark.parametrize("terms", [24, TERMS])
 def test_what_tensor_cores_cut_off_is_within_its_bound_for_every_pair_of_families(
     dtype: str, cores: str, terms: int, record_property: Callable[[str, object], None]
 ) -> None:
-    lines, families = 2, (*LEFT, WHOLE)
+    lines, families, size = 2, (*LEFT, WHOLE), CASTS[dtype].bytes
+    together, bits = TENSOR_CORES[cores]
     left, rng = drawn(dtype, families, lines, terms), np.random.default_rng(1)
     of_left, of_right = np.repeat(families, lines).tolist(), [name for name in RIGHT for _ in range(3)]
-    right = DTYPES[dtype].stored(draw_right(of_right, terms, DTYPES[dtype], rng)).astype(np.float32)
+    right = CASTS[dtype].stored(draw_right(of_right, terms, CASTS[dtype], rng)).astype(np.float32)
     with np.errstate(all="ignore"):
-        got = cut(left, right, *TENSOR_CORES[cores])
-        model = Float32Error(cols=1, drifts=drifts(of_left, of_right), is_cut=True)
+        got = cut(left, right, together // size, bits)
+        model = Float32Error(cols=1, drifts=drifts(of_left, of_right), at_once=16 // size)
         worst = float(shares(got, model.dot(*sides(left, right))).max())
     record_property("largest share of the bound", worst)
     assert worst <= 0.25
@@ -132,23 +133,24 @@ def test_what_tensor_cores_cut_off_is_within_its_bound_for_every_pair_of_familie
 def test_what_is_cut_off_adds_up_beyond_the_bound_of_roundings() -> None:
     """Of products of one sign, whose losses are all on one side."""
     left = np.abs(drawn("bf16", ("normal",), 8))
-    right = np.abs(DTYPES["bf16"].stored(draw_right(["normal"] * 8, TERMS, DTYPES["bf16"], np.random.default_rng(1))))
-    got = cut(left, right.astype(np.float32), *TENSOR_CORES["sm_80"])
+    right = np.abs(CASTS["bf16"].stored(draw_right(["normal"] * 8, TERMS, CASTS["bf16"], np.random.default_rng(1))))
+    got = cut(left, right.astype(np.float32), 8, 24)
     given = sides(left, right.astype(np.float32))
-    share = [shares(got, Float32Error(cols=1, is_cut=is_cut).dot(*given)).max() for is_cut in (False, True)]
+    share = [shares(got, Float32Error(cols=1, at_once=count).dot(*given)).max() for count in (0, 8)]
     assert share[0] > 2 * share[1]
     assert share[1] <= 0.25
     assert (got < given[0].value[:, :, 0].T @ given[1].value[:, 0, :]).all(), "towards 0"
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
 def test_a_lost_tile_of_tensor_cores_shows_in_nine_of_ten_elements(dtype: str) -> None:
     left = drawn(dtype, ("normal",), 48)
-    right = DTYPES[dtype].stored(draw_right(["normal"] * 48, TERMS, DTYPES[dtype], np.random.default_rng(1)))
+    right = CASTS[dtype].stored(draw_right(["normal"] * 48, TERMS, CASTS[dtype], np.random.default_rng(1)))
     lost = right.astype(np.float32)
-    found = Float32Error(cols=1, is_cut=True).dot(*sides(left, lost))
+    found = Float32Error(cols=1, at_once=16 // CASTS[dtype].bytes).dot(*sides(left, lost))
     lost[:, 32:64] = 0
-    assert (shares(cut(left, lost, 8, 24), found, dtype) > 1).mean() >= 0.9
+    stored_as = "f32" if dtype == "tf32" else dtype
+    assert (shares(cut(left, lost, 16 // CASTS[dtype].bytes, 24), found, stored_as) > 1).mean() >= 0.9
 
 
 def test_equal_terms_drift_beyond_the_bound_of_independent_roundings() -> None:
@@ -163,7 +165,7 @@ def test_equal_terms_drift_beyond_the_bound_of_independent_roundings() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_a_lost_tile_of_eight_terms_shows_in_nine_of_ten_elements(dtype: str) -> None:
     left = drawn(dtype, ("normal",), 48)
-    right = DTYPES[dtype].stored(draw_right(["normal"] * 48, TERMS, DTYPES[dtype], np.random.default_rng(1)))
+    right = CASTS[dtype].stored(draw_right(["normal"] * 48, TERMS, CASTS[dtype], np.random.default_rng(1)))
     lost = right.astype(np.float32)
     found = Float32Error(cols=1).dot(*sides(left, lost))
     lost = lost.copy()
@@ -174,7 +176,7 @@ def test_a_lost_tile_of_eight_terms_shows_in_nine_of_ten_elements(dtype: str) ->
 def test_beside_a_weight_near_1_the_same_loss_hides_in_rows_of_one_level() -> None:
     """Why a right side is no norm's weight: 1 + 0.2 N."""
     left = drawn("bf16", ("constant",), 16)
-    rng, bf16 = np.random.default_rng(1), DTYPES["bf16"]
+    rng, bf16 = np.random.default_rng(1), CASTS["bf16"]
     found_in = []
     for centre, deviation in ((1.0, 0.2), (0.0, 1.0)):
         right = bf16.stored(centre + deviation * rng.standard_normal((16, TERMS))).astype(np.float32)

@@ -70,8 +70,8 @@ void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, i
 unsigned normgen_cpu_ballot(unsigned mask, int predicate);
 unsigned normgen_cpu_activemask();
 void normgen_cpu_ldmatrix(const void* line, unsigned* parts, bool columns);
-void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, bool is_bf16);
-void normgen_cpu_wgmma(float* sums, const void* left, const void* right, bool adds, int columns, bool is_bf16);
+void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, int kind);
+void normgen_cpu_wgmma(float* sums, const void* left, const void* right, bool adds, int columns, int kind);
 void normgen_cpu_wgmma_fence();
 void normgen_cpu_wgmma_commit();
 void normgen_cpu_wgmma_wait(int groups_left);

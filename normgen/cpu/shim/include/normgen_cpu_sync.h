@@ -117,19 +117,26 @@ NORMGEN_INLINE void cp_async_wait() { normgen_cpu_cp_async_wait(N); }
 template <bool kColumns, typename T>
 NORMGEN_INLINE void read_matrices(const T* line, unsigned* parts) { normgen_cpu_ldmatrix(line, parts, kColumns); }
 NORMGEN_INLINE void mma_bf16(const unsigned* left, const unsigned* right, float* upper, float* lower) {
-  normgen_cpu_mma(left, right, upper, lower, true);
+  normgen_cpu_mma(left, right, upper, lower, 1);
 }
 NORMGEN_INLINE void mma_f16(const unsigned* left, const unsigned* right, float* upper, float* lower) {
-  normgen_cpu_mma(left, right, upper, lower, false);
+  normgen_cpu_mma(left, right, upper, lower, 0);
+}
+NORMGEN_INLINE void mma_tf32(const unsigned* left, const unsigned* right, float* upper, float* lower) {
+  normgen_cpu_mma(left, right, upper, lower, 2);
 }
 
 template <int kColumns>
 NORMGEN_INLINE void wgmma_bf16(float* sums, const void* left, const void* right, bool more) {
-  normgen_cpu_wgmma(sums, left, right, more, kColumns, true);
+  normgen_cpu_wgmma(sums, left, right, more, kColumns, 1);
 }
 template <int kColumns>
 NORMGEN_INLINE void wgmma_f16(float* sums, const void* left, const void* right, bool more) {
-  normgen_cpu_wgmma(sums, left, right, more, kColumns, false);
+  normgen_cpu_wgmma(sums, left, right, more, kColumns, 0);
+}
+template <int kColumns>
+NORMGEN_INLINE void wgmma_tf32(float* sums, const void* left, const void* right, bool more) {
+  normgen_cpu_wgmma(sums, left, right, more, kColumns, 2);
 }
 NORMGEN_INLINE void wgmma_fence() { normgen_cpu_wgmma_fence(); }
 NORMGEN_INLINE void wgmma_commit() { normgen_cpu_wgmma_commit(); }

@@ -17,12 +17,12 @@ void check_alignment(uintptr_t address, size_t alignment, const char* what, uint
 
 alignas(16) const unsigned char kZeros[16] = {};  // of no tensor
 
-Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, uintptr_t pc) {
+Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, uintptr_t pc, bool rounds = false) {
   const uintptr_t target = reinterpret_cast<uintptr_t>(to);
   check_alignment(target, alignment, "the shared address of an asynchronous copy", pc);
   check_alignment(reinterpret_cast<uintptr_t>(from), alignment, "the global address of an asynchronous copy", pc);
   if (!in_shared(target)) fatal_fault(kOutOfBoundsShared, pc, "an asynchronous copy writes outside shared memory");
-  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc};
+  const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc, rounds};
   mark_in_flight(copy, from != kZeros, pc);
   return copy;
 }
@@ -119,24 +119,26 @@ void fault_unawaited(const char* who, const Copy& copy) {
                copy.bytes);
 }
 
-// Each piece of up to 16 bytes of a box of a matrix of 16-bit elements that has elements: where it lies in memory and in
-// shared memory, and how many elements of the matrix it has, of how many.
-// `map`: address, bytes of a pitch, elements of a line, lines, and of a box both.
+constexpr unsigned long long kRoundedFloats = 11;  // CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+
+// Each piece of 16 bytes of a box of a matrix: where it lies in memory and in shared memory, how many bytes of it are of
+// the matrix, and how many are not.
+// `map`: address, bytes of a pitch, elements of a line, lines, of a box both, and the kind of elements.
 template <typename Visit>
 void visit_box(const unsigned long long* map, int element, int line, const void* shared, uintptr_t pc, const Visit& visit) {
-  constexpr int64_t kPiece = 8, kBytes = 2;
+  const int64_t bytes = map[6] == kRoundedFloats ? 4 : 2, piece = 16 / bytes;
   const uintptr_t start = reinterpret_cast<uintptr_t>(shared);
   check_alignment(start, 1024, "the shared address of a swizzled tensor copy", pc);
   check_alignment(map[0], 16, "the address of a matrix of tensor copies", pc);
   check_alignment(map[1], 16, "the pitch of a matrix of tensor copies", pc);
   const auto length = static_cast<int64_t>(map[2]), lines = static_cast<int64_t>(map[3]);
   for (int64_t i = 0; i < static_cast<int64_t>(map[5]); ++i) {
-    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += kPiece) {
+    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += piece) {
       const bool is_inside = line + i >= 0 && line + i < lines && element + at >= 0;
-      const int64_t left = is_inside ? std::min(kPiece, std::max<int64_t>(0, length - element - at)) : 0;
-      auto* const place = reinterpret_cast<unsigned char*>(swizzled(start + i * 128 + at * kBytes));
-      visit(reinterpret_cast<unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * kBytes), place, left * kBytes,
-            (kPiece - left) * kBytes);
+      const int64_t left = is_inside ? std::min(piece, std::max<int64_t>(0, length - element - at)) : 0;
+      auto* const place = reinterpret_cast<unsigned char*>(swizzled(start + i * 128 + at * bytes));
+      visit(reinterpret_cast<unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * bytes), place, left * bytes,
+            (piece - left) * bytes);
     }
   }
 }
@@ -243,13 +245,14 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
 NORMGEN_API void normgen_cpu_tensor_load(void* shared, const unsigned long long* map, int element, int line,
                                          unsigned long long* address) {
   const uintptr_t pc = NORMGEN_CALLER;
+  const bool rounds = map[6] == kRoundedFloats;
   Mbarrier& mbarrier = own_mbarrier(address, pc);
   check_proxy(mbarrier, pc);
   const auto copy = [&](unsigned char* target, const unsigned char* source, int64_t bytes) {
     if (bytes == 0) return;
     const Copy one{target, source, static_cast<uint32_t>(bytes), pc};
     check_overwritten(one, pc);
-    mbarrier.copies.push_back(checked_copy(target, source, one.bytes, 2, pc));
+    mbarrier.copies.push_back(checked_copy(target, source, one.bytes, rounds ? 4 : 2, pc, rounds));
   };
   visit_box(map, element, line, shared, pc, [&](const unsigned char* from, unsigned char* place, int64_t there, int64_t none) {
     copy(place, from, there);

@@ -1,6 +1,6 @@
 // Matrix instructions of a warp. Tensor cores cut off: they align the products of a step and the sum so far to the largest
-// of them, drop what lies behind one bit more than a float has, and cut the result, too. Here they take 8 products a
-// step, as sm_80 does; later ones take more at a time, and cut off less often.
+// of them, drop what lies behind one bit more than a float has, and cut the result, too. Here they take 8 products of
+// 16 bits a step, or 4 of TF32, as sm_80 does; later ones take more at a time, and cut off less often.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,13 +11,16 @@ namespace normgen_cpu {
 
 namespace {
 
-constexpr int kDeep = 16, kLines = 16, kColumns = 8;  // of one mma
-constexpr int kAtOnce = 8;                            // products that are cut off together
+constexpr int kMost = 16, kLines = 16, kColumns = 8;  // of one mma: most along k
 constexpr int kBits = 24;                             // behind the leading one of the largest addend
 
-double number_of(unsigned bits, bool is_bf16) {
-  if (is_bf16) {
-    const unsigned word = bits << 16;
+int deep_of(Factors kind) { return kind == Factors::kTf32 ? 8 : 16; }
+int at_once_of(Factors kind) { return deep_of(kind) / 2; }  // products that are cut off together
+
+// Of a TF32 nobody reads the last 13 bits.
+double number_of(unsigned bits, Factors kind) {
+  if (kind != Factors::kF16) {
+    const unsigned word = kind == Factors::kBf16 ? bits << 16 : bits & ~0x1fffu;
     float value;
     std::memcpy(&value, &word, sizeof value);
     return value;
@@ -35,9 +38,9 @@ float cut(double value) {
   return std::fabs(static_cast<double>(near)) > std::fabs(value) ? std::nextafterf(near, 0.0f) : near;
 }
 
-float step(const double* products, float sum) {
+float step(const double* products, int count, float sum) {
   double largest = std::fabs(sum), plain = sum;
-  for (int i = 0; i < kAtOnce; ++i) {
+  for (int i = 0; i < count; ++i) {
     largest = std::fmax(largest, std::fabs(products[i]));
     plain += products[i];
   }
@@ -46,7 +49,7 @@ float step(const double* products, float sum) {
   const int scale = kBits - std::ilogb(largest);
   const double up = std::ldexp(1.0, scale);
   int64_t total = static_cast<int64_t>(sum * up);
-  for (int i = 0; i < kAtOnce; ++i) total += static_cast<int64_t>(products[i] * up);
+  for (int i = 0; i < count; ++i) total += static_cast<int64_t>(products[i] * up);
   return cut(std::ldexp(static_cast<double>(total), -scale));
 }
 
@@ -67,18 +70,22 @@ void read_matrices(const Request* const* lanes) {
   }
 }
 
+// A word of a matrix has two factors side by side along k, or one.
 void multiply_matrices(const Request* const* lanes) {
-  const bool is_bf16 = lanes[0]->predicate != 0;
-  double left[kLines][kDeep], right[kDeep][kColumns];
+  const auto kind = static_cast<Factors>(lanes[0]->predicate);
+  const int deep = deep_of(kind), at_once = at_once_of(kind), each = deep / 8;
+  double left[kLines][kMost], right[kMost][kColumns];
   for (int lane = 0; lane < kWarp; ++lane) {
     const auto& given = *static_cast<const MatrixParts*>(lanes[lane]->in);
-    for (int i = 0; i < 8; ++i) {  // halves of words: of lines lane / 4 and 8 on, then the same of k 8 on
-      const double value = number_of(given.left[i / 2] >> 16 * (i % 2) & 0xffffu, is_bf16);
-      left[lane / 4 + i / 2 % 2 * 8][2 * (lane % 4) + i % 2 + i / 4 * 8] = value;
-    }
-    for (int i = 0; i < 4; ++i) {
-      const double value = number_of(given.right[i / 2] >> 16 * (i % 2) & 0xffffu, is_bf16);
-      right[2 * (lane % 4) + i % 2 + i / 2 * 8][lane / 4] = value;
+    for (int i = 0; i < each; ++i) {
+      const unsigned kept = each == 1 ? ~0u : 0xffffu;
+      const int k = each * (lane % 4) + i;
+      for (int word = 0; word < 4; ++word) {  // of lines lane / 4 and 8 on, then the same of the other half of k
+        left[lane / 4 + word % 2 * 8][k + word / 2 * deep / 2] = number_of(given.left[word] >> 16 * i & kept, kind);
+      }
+      for (int word = 0; word < 2; ++word) {
+        right[k + word * deep / 2][lane / 4] = number_of(given.right[word] >> 16 * i & kept, kind);
+      }
     }
   }
   for (int lane = 0; lane < kWarp; ++lane) {
@@ -86,10 +93,10 @@ void multiply_matrices(const Request* const* lanes) {
     for (int i = 0; i < 4; ++i) {
       float* sum = (i < 2 ? given.upper : given.lower) + i % 2;
       const int line = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
-      for (int first = 0; first < kDeep; first += kAtOnce) {
-        double products[kAtOnce];
-        for (int k = 0; k < kAtOnce; ++k) products[k] = left[line][first + k] * right[first + k][column];
-        *sum = step(products, *sum);
+      for (int first = 0; first < deep; first += at_once) {
+        double products[kMost];
+        for (int k = 0; k < at_once; ++k) products[k] = left[line][first + k] * right[first + k][column];
+        *sum = step(products, at_once, *sum);
       }
     }
   }
@@ -114,18 +121,23 @@ void start_products(Block& block, int warp, const Request* const* lanes) {
 
 namespace {
 
-// Sixteen factors of a line of 128 bytes, within which pieces of 16 bytes change places.
+// The factors of 32 of a line's 128 bytes, within which pieces of 16 bytes change places.
 void read_factors(uintptr_t start, int line, const Product& product, double* factors) {
   for (int piece = 0; piece < 2; ++piece) {
     const uintptr_t plain = start + static_cast<uintptr_t>(line) * 128 + piece * 16, from = plain ^ (plain >> 7 & 7) << 4;
     check_read_for("tensor cores read factors", from, 16, product.pc);
-    const auto* bits = reinterpret_cast<const unsigned short*>(from);
-    for (int i = 0; i < 8; ++i) factors[8 * piece + i] = number_of(bits[i], product.is_bf16);
+    const auto* halves = reinterpret_cast<const unsigned short*>(from);
+    const auto* words = reinterpret_cast<const unsigned*>(from);
+    const int count = deep_of(product.kind) / 2;
+    for (int i = 0; i < count; ++i) {
+      factors[count * piece + i] = number_of(product.kind == Factors::kTf32 ? words[i] : halves[i], product.kind);
+    }
   }
 }
 
 void multiply(int warp, const Product& product, Products& products) {
-  double left[kLines][kDeep], right[kDeep];
+  const int deep = deep_of(product.kind), at_once = at_once_of(product.kind);
+  double left[kLines][kMost], right[kMost];
   float* sums[kWarp];
   for (int lane = 0; lane < kWarp; ++lane) sums[lane] = products.sums.at(product.sums[lane]).data();
   for (int line = 0; line < kLines; ++line) read_factors(product.left, warp % 4 * kLines + line, product, left[line]);
@@ -134,10 +146,10 @@ void multiply(int warp, const Product& product, Products& products) {
     for (int line = 0; line < kLines; ++line) {
       float& sum = sums[line % 8 * 4 + column % 8 / 2][column / 8 * 4 + line / 8 * 2 + column % 2];
       if (!product.adds) sum = 0.0f;
-      for (int first = 0; first < kDeep; first += kAtOnce) {
-        double terms[kAtOnce];
-        for (int k = 0; k < kAtOnce; ++k) terms[k] = left[line][first + k] * right[first + k];
-        sum = step(terms, sum);
+      for (int first = 0; first < deep; first += at_once) {
+        double terms[kMost];
+        for (int k = 0; k < at_once; ++k) terms[k] = left[line][first + k] * right[first + k];
+        sum = step(terms, at_once, sum);
       }
     }
   }

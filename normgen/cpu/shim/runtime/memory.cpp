@@ -297,6 +297,12 @@ void mark_in_flight(const Copy& copy, bool reads, uintptr_t pc) {
 
 void land(const Copy& copy, uint64_t thread) {
   std::memcpy(copy.to, copy.from, copy.bytes);
+  for (uint32_t i = 0; copy.rounds && i < copy.bytes; i += 4) {  // to nearest, ties to even; what is no number stays
+    uint32_t bits;
+    std::memcpy(&bits, copy.to + i, sizeof bits);
+    if ((bits >> 23 & 255u) != 255u) bits = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+    std::memcpy(copy.to + i, &bits, sizeof bits);
+  }
   land_bytes(*machine.current->block, shadow_index(reinterpret_cast<uintptr_t>(copy.to)), copy.bytes, thread);
 }
 

@@ -161,6 +161,7 @@ struct Copy {
   const unsigned char* from;
   uint32_t bytes;
   uintptr_t pc;
+  bool rounds = false;  // floats become TF32 on their way
 };
 
 constexpr unsigned kMaxSent = 128;  // bytes of one value
@@ -208,9 +209,12 @@ struct MatrixParts {  // what a lane has of the matrices of an mma
   float* lower;
 };
 
+enum class Factors { kF16, kBf16, kTf32 };
+
 struct Product {  // of a warp's 16 lines, which an instruction of four warps multiplies
   uintptr_t left, right;
-  bool adds, is_bf16;
+  bool adds;
+  Factors kind;
   int columns;
   float* sums[kWarp];
   uintptr_t pc;

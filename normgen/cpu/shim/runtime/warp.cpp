@@ -165,14 +165,14 @@ NORMGEN_API void normgen_cpu_ldmatrix(const void* line, unsigned* parts, bool co
   collective(Request{3, ~0u, 0, 0, columns, line, parts}, pc);
 }
 
-NORMGEN_API void normgen_cpu_wgmma(float* sums, const void* left, const void* right, bool adds, int columns, bool is_bf16) {
+NORMGEN_API void normgen_cpu_wgmma(float* sums, const void* left, const void* right, bool adds, int columns, int kind) {
   const uintptr_t pc = NORMGEN_CALLER;
   Fiber& fiber = *machine.current;
   if (!fiber.sums_fenced) {
     record_fault(kMissingFence, pc, "tensor cores add to sums that thread %d has had, with no wgmma_fence() since", fiber.thread);
     fiber.sums_fenced = true;
   }
-  const Product product{reinterpret_cast<uintptr_t>(left), reinterpret_cast<uintptr_t>(right), adds, is_bf16, columns, {}, pc};
+  const Product product{reinterpret_cast<uintptr_t>(left), reinterpret_cast<uintptr_t>(right), adds, static_cast<Factors>(kind), columns, {}, pc};
   collective(Request{5, ~0u, 0, 0, 0, &product, sums}, pc);
 }
 
@@ -187,7 +187,7 @@ NORMGEN_API void normgen_cpu_wgmma_wait(int groups_left) {
   if (groups_left == 0) machine.current->sums_fenced = false;
 }
 
-NORMGEN_API void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, bool is_bf16) {
+NORMGEN_API void normgen_cpu_mma(const unsigned* left, const unsigned* right, float* upper, float* lower, int kind) {
   const MatrixParts parts{left, right, upper, lower};
-  collective(Request{4, ~0u, 0, 0, is_bf16, &parts, nullptr}, NORMGEN_CALLER);
+  collective(Request{4, ~0u, 0, 0, kind, &parts, nullptr}, NORMGEN_CALLER);
 }
