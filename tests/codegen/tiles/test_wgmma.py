@@ -131,15 +131,16 @@ def test_results_pass_in_any_number_of_passes(name: str) -> None:
 
 
 def test_a_result_may_take_the_place_of_what_is_added_to_it() -> None:
-    """Each stage brings what it stores in the same place."""
+    """Each stage brings what it stores in the same place; a second call finds tickets as the first one did."""
     asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}, "in_place": {"h": "residual"}}
     added = kernel("linear_add_rms", shape=(200, 136), inner=72, device="cpu", schedule=TEAM, **asked)
-    drawn = np.random.default_rng(5)
-    x, w, h = (drawn.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((200, 72), (136, 72), (200, 136)))
-    wanted = h.astype(np.float64) + x.astype(np.float64) @ w.astype(np.float64).T
-    _, rstd = added(x, residual=h, w=w)
-    np.testing.assert_allclose(h.astype(np.float64), wanted, atol=0.1, rtol=0.01)
-    np.testing.assert_allclose(rstd, 1 / np.sqrt((wanted**2).mean(1) + 1e-6), rtol=1e-4)
+    for seed in range(2):
+        drawn, shapes = np.random.default_rng(seed), ((200, 72), (136, 72), (200, 136))
+        x, w, h = (drawn.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes)
+        wanted = h.astype(np.float64) + x.astype(np.float64) @ w.astype(np.float64).T
+        _, rstd = added(x, residual=h, w=w)
+        np.testing.assert_allclose(h.astype(np.float64), wanted, atol=0.1, rtol=0.01)
+        np.testing.assert_allclose(rstd, 1 / np.sqrt((wanted**2).mean(1) + 1e-6), rtol=1e-4)
 
 
 # Tiles of 128 x 64: 3 x 2, four of k, on four blocks; a group of lines of tiles and a part of one; one of each.
@@ -283,23 +284,19 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("tn == 0 && m < rows", "tn == 0"),
         ("n0 / kTileN) * rows", "0) * rows"),
         ("1 * blocks_n + n0 / kTileN", "n0 / kTileN"),
-        ("pass + 1 == kTileN / kPassN", "pass == 0"),
         ("m0 / kTileM % kTickets", "0"),
         ("m0 / kTileM % kTickets", "m0 / kTileM"),
         ("lines * blocks_n", "blocks_n"),
         ("first += kTickets * kTileM", "first += rows"),
         ("kBeside + beside]", "kBeside]"),
         ("first + 32 * beside + lane", "first + lane"),
-        ("m += 32 * kBeside", "m += 128"),
         ("min(first + kTileM, rows)", "rows"),
         ("min(first + kTileM, rows)", "first + kTileM"),
         ("beside == 0 ? kWarps - kBeside + 1 : 1", "kWarps"),
-        ("beside == 0 ? kWarps - kBeside + 1 : 1", "beside == 0 ? kWarps : 0"),
         ("if (beside == 0 && lane == 0)", "if (lane == 0)"),
         ("tile = 0; tile < blocks_n", "tile = 1; tile < blocks_n"),
         ("    fence_device();\n    taken", "    taken"),
         ("+ 1;\n    fence_device();", "+ 1;"),
-        ("if (taken == count) *ticket = 0;", ""),
     ],
 }
 
