@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -155,7 +155,7 @@ class Workspace:
 
     fixed   all kernels share them, zeroed once before the first call; every call leaves them zeroed again
     column  any_cols: what of the fixed ones (of the problem's own cols), or of those for each batch, each column costs
-    block   for each block of the first kernel, behind the zeroed part; never initialised
+    block   for each block of the first kernel, or each of its tiles, behind the zeroed part; never initialised
     batch   what each batch of rows adds to the fixed ones, zeroed like them
     """
 
@@ -210,7 +210,9 @@ class Module:
 
         lengths  cols, inner and rows_per_batch, for which tiles ask
         """
-        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches, **lengths)
+        launch = self.kernels[0].launch
+        launch = replace(launch, persistent=0) if launch.tiles else launch  # each tile leaves something
+        blocks = launch.grid(rows=rows, sm_count=sm_count, batches=batches, **lengths)
         return self.zeroed_bytes(batches) + blocks * self.workspace.block
 
     @property

@@ -151,14 +151,17 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     header.check()
 
 
-def of_teams(folder: Path, op: str = "linear", dtype: str = "bf16") -> str:
-    """The header of a kernel of teams, in a file of the folder; its name."""
+def made_of_teams(name: str, dtype: str = "bf16") -> Record:
     words = {"vector": 8, "tile_k": 64} if dtype == "bf16" else {"vector": 4, "tile_k": 32}
     knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 4, **words}
     teams = schedule_from({**knobs, "tile_m": 128, "tile_n": 256, "thread_m": 2, "thread_n": 64})
     asked: dict[str, Any] = {"dtype": dtype, "layout": {"w": "cols_inner"}}
-    made = record(load(op), shape="4096x4096", inner=4096, schedule=teams, **asked)
-    (header,) = headers_of([made], spec=load(op))
+    return record(load(name), shape="4096x4096", inner=4096, schedule=teams, **asked)
+
+
+def of_teams(folder: Path, name: str = "linear", dtype: str = "bf16") -> str:
+    """The header of a kernel of teams, in a file of the folder; its name."""
+    (header,) = headers_of([made_of_teams(name, dtype)], spec=load(name))
     return put(header, folder).name
 
 
@@ -167,7 +170,8 @@ def test_a_header_of_teams_encodes_tensor_maps_of_a_calls_pointers_for_as_many_b
     assert "status = encode(&x_map, call.x, call.x_pitch, call.inner, call.rows, 64, 128);" in text
     assert "status = encode(&w_map, call.w, call.w_pitch, call.inner, call.cols, 64, 256);" in text
     assert "return launch.persistent > 0 && tiles > resident ? resident : tiles;" in text
-    assert "call.rows, x_map, w_map);" in text
+    assert "status = encode(&y_map, call.y, call.y_pitch, call.cols, call.rows, 64, 128);" in text
+    assert "call.rows, x_map, w_map, y_map);" in text
     assert "on sm_90 alone" in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -180,13 +184,22 @@ def test_a_header_of_tf32_has_the_copy_engine_round(tmp_path: Path) -> None:
     assert "{size(bytes * pitch)}" in text
 
 
+def test_the_workspace_of_teams_that_reduce_their_result_grows_with_tiles_not_blocks(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path, "linear_add_rms")).read_text()
+    assert text.count("k::grid(k::of_each_tile(") == 2, "general kernels and tuned ones"
+    made = made_of_teams("linear_add_rms")
+    module = emit(problem_of(made.problem, load("linear_add_rms")), made.schedule)
+    found = module.workspace_bytes(rows=4096, sm_count=132, cols=4096, inner=4096)
+    assert found == module.workspace.fixed + 32 * 16 * 128 * 4
+
+
 @needs_nvcc
-@pytest.mark.parametrize(("op", "dtype"), [("linear", "bf16"), ("linear_tf32", "f32")])
+@pytest.mark.parametrize(("name", "dtype"), [("linear", "bf16"), ("linear_add_rms", "bf16"), ("linear_tf32", "f32")])
 def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(
-    tmp_path: Path, op: str, dtype: str
+    name: str, dtype: str, tmp_path: Path
 ) -> None:
     use = tmp_path / "use.cu"
-    use.write_text(f'#include "{of_teams(tmp_path, op, dtype)}"\nint main() {{}}\n')
+    use.write_text(f'#include "{of_teams(tmp_path, name, dtype)}"\nint main() {{}}\n')
     target = "arch=compute_90a,code=sm_90a"
     done = nvcc("-gencode", target, "-o", tmp_path / "program", use)
     assert done.returncode == 0, done.stderr

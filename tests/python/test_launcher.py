@@ -316,6 +316,8 @@ def test_tensor_maps_are_encoded_of_the_arrays_of_each_call(
             pitch, box = size * 136, (128 // size, 64)
             assert device.maps["x"] == (x.data_ptr(), pitch, 136, 70, *box, kind)
             assert device.maps["w"] == (w.data_ptr(), pitch, 136, 72, *box, kind)
+            if kind == 1:
+                assert device.maps["y"] == (y.data_ptr(), 2 * 72, 72, 70, 64, 64, kind)
 
 
 def test_another_current_context_is_left_to_the_python_path(norm: Kernel, libraries: tuple[Any, Path]) -> None:

@@ -29,6 +29,7 @@ from normgen.schedule.tiles.clocks import busy_clocks
 from normgen.schedule.tiles.cut import Side, contraction, contraction_of, is_neutral, vanishes
 from normgen.schedule.tiles.fragment import has_tensor_cores
 from normgen.schedule.tiles.plan import tile_plan_of, tile_problem_plan
+from normgen.schedule.tiles.wgmma import Wgmma
 from normgen.spec.formula import Name
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
@@ -75,14 +76,16 @@ CAST_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="ca
 WGMMA: dict[str, Any] = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "stages": 4}
 WGMMA |= {"tile_m": 128, "tile_n": 256, "tile_k": 64, "thread_m": 2, "thread_n": 64}
 TURNED_16 = problem(dtype="bf16", order='["cols", "inner"]')
-REDUCED_16 = problem_for(load("linear_add_rms"), shape="256x512", inner=128, dtype="bf16", layout={"w": "cols_inner"})
+IN_16: dict[str, Any] = {"shape": "256x512", "inner": 128, "dtype": "bf16", "layout": {"w": "cols_inner"}}
+ADDED_16, REDUCED_16 = (problem_for(load(name), **IN_16) for name in ("linear_add", "linear_add_rms"))
+NORMED_16 = problem_for(load("rmsnorm_linear"), **IN_16, without=("weight",))
 REFUSED = {
     "lines across": (OF_16_BITS, STREAM, "64 columns of a line across inner"),
     "rows across": (BACK_16, STREAM, "lines along rows of the side"),
     "teams: f32": (problem(order='["cols", "inner"]'), WGMMA | {"vector": 4}, "all in f16 or all in bf16"),
     "teams: a cast": (problem(formula="cast(exp(x), w) @ w + bias", dtype="bf16", order='["cols", "inner"]'), WGMMA,
                       "as they are stored: fragment = mma"),
-    "teams: reductions": (REDUCED_16, WGMMA, "reduce nothing beside their products: fragment = mma"),
+    "teams: a norm in front": (NORMED_16, WGMMA, "reduce nothing of their sides: fragment = mma"),
     "teams: lines across": (OF_16_BITS, WGMMA, "boxes have lines along inner"),
     "teams: cp.async": (TURNED_16, WGMMA | {"copy": "cp_async"}, "hold = shared and copy = bulk"),
     "teams: narrow vectors": (TURNED_16, WGMMA | {"vector": 4}, "multiples of 16 bytes, in all tensors: vector = 8"),
@@ -196,15 +199,32 @@ def test_teams_need_the_one_architecture_that_has_their_instructions() -> None:
 def test_what_teams_own_and_what_slots_hold_follow_from_the_tile() -> None:
     plan = tile_problem_plan(TURNED_16, schedule_from(WGMMA))
     assert (plan.schedule.threads, plan.threads) == (256, 384)
-    assert [plan.piece(axis) for axis in ("rows", "cols")] == [1, 2]  # what is stored is exchanged
-    added = problem_for(load("linear_add"), shape="256x512", inner=128, dtype="bf16", layout={"w": "cols_inner"})
-    to_f32 = problem(dtype="bf16", order='["cols", "inner"]', dtypes={"y": "f32"})
-    assert {tile_problem_plan(p, schedule_from(WGMMA)).piece("cols") for p in (added, to_f32)} == {8}  # sums are
-    assert plan.shared_bytes == 4 * (128 + 256) * 64 * 2 + 4 * 2 * 8
+    assert [plan.piece(axis) for axis in ("rows", "cols")] == [1, 2]
+    assert plan.shared_bytes == 4 * (128 + 256) * 64 * 2 + 4 * 3 * 8
     launch = emit(TURNED_16, schedule_from(WGMMA)).kernels[0].launch
     assert (launch.threads, launch.persistent, launch.walks) == (384, 1, True)
     sizes = {"cols": 512, "inner": 128}
     assert [launch.grid(rows=rows, sm_count=3, **sizes) for rows in (0, 1, 128, 129, 4096)] == [0, 2, 2, 3, 3]
+
+
+def test_what_passes_through_stages_is_what_one_has_room_for() -> None:
+    """Loads and stores of 16 bits and of the result's size: of 48 KiB of a 128 x 256 stage 128 columns take 32."""
+
+    def passing(problem: Problem, **knobs: Any) -> tuple[list[str], list[str], int]:
+        own = tile_problem_plan(problem, schedule_from(WGMMA | knobs)).fragment
+        assert isinstance(own, Wgmma)
+        loads, stores = own.passing
+        return [s.tensor for s in loads], [s.tensor for s in stores], own.pass_columns
+
+    assert passing(TURNED_16) == ([], ["y"], 128)
+    assert passing(ADDED_16) == (["residual"], ["y"], 128)
+    assert passing(REDUCED_16) == (["residual"], ["h"], 128)
+    assert passing(REDUCED_16, tile_m=64, thread_m=2) == (["residual"], ["h"], 256)
+    assert passing(TURNED_16, tile_n=64, thread_n=16) == ([], ["y"], 64)
+    assert passing(TURNED_16, store="streaming") == ([], [], 0)
+    assert passing(REDUCED_16, store="streaming", tile_m=64) == (["residual"], [], 256)
+    to_f32 = problem(dtype="bf16", order='["cols", "inner"]', dtypes={"y": "f32"})
+    assert passing(to_f32) == ([], [], 0)
 
 
 def test_what_a_lane_owns_and_what_slots_hold_follow_from_the_fragment() -> None:

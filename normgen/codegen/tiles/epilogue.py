@@ -17,8 +17,6 @@ WIDTH = "kWidth"  # elements of a vector of the result
 class Epilogue:
     """Rows of a thread's tile one after another, in each the vectors that it owns there."""
 
-    first = "n0 == 0 && tn == 0"  # who stores values of a line, which others have, too
-
     def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
         self.access, self.plan, self.reduced = access, access.plan, reduced
         cut = self.plan.cut
@@ -40,6 +38,11 @@ class Epilogue:
     def _place(self, name: str) -> str:
         """How a value's variable ends: e of an element, m of one for a whole line."""
         return "e" if self.n in self.axes[name] else "m" if self.axes[name] else "value"
+
+    @property
+    def first(self) -> str:
+        """Who stores values of a line, which others have, too."""
+        return "n0 == 0 && tn == 0"
 
     def sum_of(self, name: str) -> str:
         """A thread's sum of the element that is at hand."""
@@ -109,7 +112,7 @@ class Epilogue:
             match step:
                 case Load(name=name):
                     vec = self.access.vec(step.tensor, WIDTH)
-                    before.append(Let(f"const {vec}", f"{name}_vec", self.access.read(step.tensor, self.at, WIDTH)))
+                    before.append(Let(f"const {vec}", f"{name}_vec", self._read(step)))
                     elements.append(Let("const float", f"{name}_e", f"element({name}_vec, e)"))
                 case Map(name=name, expr=expr):
                     elements.append(Let("const float", f"{name}_e", Printer(self.names).text(expr)))
@@ -121,6 +124,14 @@ class Epilogue:
                     elements.append(Set(f"{tensor}_values[e]", self.names[value]))
                     after += self._write(step)
         return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
+
+    def _read(self, load: Load) -> str:
+        """A vector of what an epilogue reads."""
+        return self.access.read(load.tensor, self.at, WIDTH)
+
+    def _put(self, store: Store) -> str:
+        """A vector goes where it belongs."""
+        return f"write<Store>({self.access.address(store.tensor, self.at)}, {store.tensor}_vec)"
 
     def _write(self, store: Store) -> tuple[Statement, ...]:
         tensor = store.tensor
@@ -135,7 +146,7 @@ class Epilogue:
             *added,
             Do(f"{self.access.vec(tensor, WIDTH)} {tensor}_vec"),
             Do(f"pack({tensor}_vec, {tensor}_values)"),
-            Do(f"write<Store>({self.access.address(tensor, self.at)}, {tensor}_vec)"),
+            Do(self._put(store)),
         )
         if self.m not in self.axes[store.value]:
             write = (If("m0 == 0 && tm == 0 && i == 0", write),)

@@ -26,16 +26,15 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
-from normgen.codegen.tiles.exchanged import exchanged
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.parts import PartsText
-from normgen.codegen.tiles.reduced import ReducedText
+from normgen.codegen.tiles.reduced import ReducedByTiles, ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.codegen.tiles.staged import StagedEpilogue
 from normgen.codegen.tiles.streamed import StreamedText
 from normgen.codegen.tiles.wgmma import WgmmaText
-from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.fragment import Mma, Simt, Streamed
 from normgen.schedule.tiles.plan import TilePlan
 from normgen.schedule.tiles.wgmma import Wgmma
@@ -60,9 +59,11 @@ class TileKernel:
         self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
         self.parts = PartsText(self.access)
-        self.reduced = ReducedText(self.access, cut.reduced) if cut.reduced else None
+        reduced = ReducedByTiles if plan.fragment.resident else ReducedText
+        self.reduced = reduced(self.access, cut.reduced) if cut.reduced else None
         self.min_arch = plan.min_arch
-        self.workspace = Workspace(fixed=TICKET_BYTES, block=plan.block_bytes) if self.reduced else Workspace()
+        fixed = plan.fragment.ticket_bytes
+        self.workspace = Workspace(fixed=fixed, block=plan.block_bytes) if self.reduced else Workspace()
 
     @property
     def name(self) -> str:
@@ -154,6 +155,8 @@ class TileKernel:
 
     def slots(self) -> tuple[list[Statement], str]:
         """Where the slots lie: all stages of one factor, then those of the next; and what is behind them."""
+        if isinstance(self.fragment, WgmmaText):
+            return self.fragment.slots()
         found: list[Statement] = []
         start = f"reinterpret_cast<{self.sides[0].held_as}*>(dynamic_shared())"
         for side in self.sides:
@@ -355,9 +358,9 @@ class TileKernel:
 
     def of_tiles(self, fragment: WgmmaText, scalars: list[Statement]) -> list[Statement]:
         """What a block does that goes from one to the next."""
-        ring = Ring(self.slots()[1])
-        behind = exchanged(self.access, results=self.plan.piece(self.plan.cut.n) == 2)
-        work = fragment.work(ring, self.over_k, behind)
+        ring = Ring(self.slots()[1], hands_on=fragment.passing.hands_on)
+        epilogue = StagedEpilogue(self.access, fragment.passing, ring, self.reduced)
+        work = fragment.work(ring, self.over_k, epilogue.statements(), self.reduced)
         return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
 
     def work(self) -> list[Statement]:

@@ -15,7 +15,6 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.access import TileAccess, read_one, write_one
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Map, Reduce, Store
-from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.cut import ReducedRows
 
 IN_FLIGHT = 16  # partial results that a thread of the last block asks for at a time
@@ -29,8 +28,12 @@ class ReducedText:
 
     def params(self) -> tuple[Param, ...]:
         """Its part of the workspace."""
-        ticket = Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE)
-        return ticket, Param(name="partials", ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES)
+        return self._params("ticket")
+
+    def _params(self, tickets: str) -> tuple[Param, ...]:
+        behind = self.plan.fragment.ticket_bytes
+        partials = Param(name="partials", ctype="float*", source=Source.WORKSPACE, offset=behind)
+        return Param(name=tickets, ctype="unsigned*", source=Source.WORKSPACE), partials
 
     # ---- of a thread -------------------------------------------------------------------------------------------
 
@@ -83,6 +86,11 @@ class ReducedText:
         found: list[Statement] = []
         for reduce in self.reduced.reduces:
             found += self._combined(reduce, "tile", f"__ldcg(&{self._cell(reduce, 'tile')})", f"{UNROLL} {IN_FLIGHT}")
+        return [For("for (int m = threadIdx.x; m < rows; m += kThreads)", (*found, *self._made()))]
+
+    def _made(self) -> list[Statement]:
+        """What is made of a row's reductions."""
+        found: list[Statement] = []
         at = {self.plan.cut.m: "m"}
         names = {r.names[0]: f"{r.names[0]}_all" for r in self.reduced.reduces}
         values = (step for step in self.reduced.finish if isinstance(step, Load | Map))
@@ -96,7 +104,7 @@ class ReducedText:
                     found.append(Let("const float", names[name], Printer(names).text(expr)))
                 case Store(value=value):
                     found += write_one(self.access, step, at, names[value])
-        return [For("for (int m = threadIdx.x; m < rows; m += kThreads)", tuple(found))]
+        return found
 
     def _combined(self, reduce: Reduce, index: str, other: str, unroll: str) -> Sequence[Statement]:
         """Those of all threads, or of all blocks, in their order."""
@@ -110,3 +118,55 @@ class ReducedText:
         number = self.reduced.reduces.index(reduce)
         line = f"{number} * blocks_n + {tile}" if number else tile
         return f"partials[static_cast<long long>({line}) * rows + m]"
+
+
+class ReducedByTiles(ReducedText):
+    """The same of teams, whose warps have whole lines of a tile.
+
+    The warps beside the one that asks for tiles count what has come of a line of tiles, or of several that share
+    tickets, each for every third 32 of their rows: who counts the last tile combines these.
+    """
+
+    def params(self) -> tuple[Param, ...]:
+        return self._params("tickets")
+
+    def start(self) -> list[Statement]:
+        """Before a tile's passes."""
+        parts: list[Statement] = [Do(f"float {r.names[0]}_own[kThreadM]") for r in self.reduced.reduces]
+        sets = [Set(f"{r.names[0]}_own[i]", single_identity(r)) for r in self.reduced.reduces]
+        return [*parts, loop("i", "kThreadM", sets, unroll=UNROLL)]
+
+    def add(self, reduce: Reduce, names: Mapping[str, str]) -> list[Statement]:
+        return single_step(reduce, f"{reduce.names[0]}_own[i]", names, prefix=f"{reduce.names[0]}_")
+
+    def leave(self) -> list[Statement]:
+        """With the last pass of a tile: four lanes share a line."""
+        inside = self.access.inside({self.plan.cut.m: "m"})
+        left: list[Statement] = [Let("const int", "m", "m0 + own_m(i)")]
+        for reduce in self.reduced.reduces:
+            own = f"{reduce.names[0]}_own[i]"
+            other = Let("const float", "other", f"__shfl_xor_sync(0xffffffffu, {own}, lanes)")
+            combined = single_combine(reduce, own, "other")
+            left.append(For("for (int lanes = 1; lanes < 4; lanes *= 2)", (other, *combined), UNROLL))
+        cells = [Set(self._cell(r, "n0 / kTileN"), f"{r.names[0]}_own[i]") for r in self.reduced.reduces]
+        left.append(If(f"tn == 0 && {inside}", tuple(cells), alone=len(cells) == 1))
+        return [If("pass + 1 == kTileN / kPassN", (loop("i", "kThreadM", left, unroll=UNROLL),))]
+
+    def statements(self) -> list[Statement]:
+        """Of the warps beside, behind a tile."""
+        last = "takes_last_ticket_of(&tickets[line * kBeside + beside], lines * blocks_n)"
+        return [
+            Comment("The last to count a line of tiles combines what all have left there."),
+            Let("const int", "line", "m0 / kTileM % kTickets"),
+            Let("const int", "lines", "(blocks_m - line + kTickets - 1) / kTickets"),
+            If(last, tuple(self._finish())),
+        ]
+
+    def _finish(self) -> list[Statement]:
+        found: list[Statement] = []
+        for reduce in self.reduced.reduces:
+            found += self._combined(reduce, "tile", f"__ldcg(&{self._cell(reduce, 'tile')})", f"{UNROLL} 8")
+        end = f"min(first + kTileM, {self.access.size(self.plan.cut.m)})"
+        head = f"for (int m = first + 32 * beside + lane; m < {end}; m += 32 * kBeside)"
+        body = For(head, (*found, *self._made()))
+        return [For("for (int first = line * kTileM; first < rows; first += kTickets * kTileM)", (body,))]

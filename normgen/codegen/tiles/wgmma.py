@@ -9,12 +9,12 @@ from normgen.codegen.statements import Do, For, Gap, If, Let, Statement, constan
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.fragment import Sides, SimtText
 from normgen.codegen.tiles.raster import Raster
+from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL, MatrixSide
+from normgen.codegen.tiles.staged import MAP, Passing
 from normgen.schedule.tiles.fragment import WARP
-from normgen.schedule.tiles.wgmma import LINES, TEAM, Wgmma
-
-MAP = "const __grid_constant__ TensorMap"
+from normgen.schedule.tiles.wgmma import BESIDE, LINES, TEAM, TICKETS, Wgmma
 
 
 class BoxSide(MatrixSide):
@@ -37,9 +37,9 @@ class BoxSide(MatrixSide):
         return list(found)
 
     def copies_of_stage(self) -> list[Statement]:
-        x, i = self.letter, self.index
+        i = self.index
         return [
-            Do(f"tensor_load(&{name}_tiles[stage * kTile{x} * kTileK], &{param.name}, k0, {i}0, &full[stage])")
+            Do(f"tensor_load(&{name}_tiles[stage * kStage], &{param.name}, k0, {i}0, &full[stage])")
             for name, param in zip(self.slots.values(), self.params(), strict=True)
         ]
 
@@ -56,6 +56,7 @@ class WgmmaText(SimtText):
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         super().__init__(access, sides)
         self.raster = Raster(access)
+        self.passing = Passing(access, self.cores)
 
     @property
     def cores(self) -> Wgmma:
@@ -66,7 +67,26 @@ class WgmmaText(SimtText):
         return [
             constant("kSteps", f"kTileK / {self.cores.deep}", "of these, what tensor cores multiply at a time"),
             constant("kWarps", f"(kThreads - {TEAM}) / {WARP}", "that multiply: behind these a thread asks for tiles"),
+            constant("kStage", f"({self._held}) * kTileK", "elements of a stage"),
+            constant("kBeside", str(BESIDE), "warps beside the one that asks"),
+            constant("kTickets", str(TICKETS), "for lines of tiles"),
+            *self.passing.constants(),
         ]
+
+    @property
+    def _held(self) -> str:
+        return " + ".join(f"{len(s.slots)} * kTile{s.letter}".removeprefix("1 * ") for s in self.sides)
+
+    def slots(self) -> tuple[list[Statement], str]:
+        """A stage holds tiles of all factors, and behind the products what passes through it."""
+        found: list[Statement] = []
+        place, start = f"reinterpret_cast<{self.sides[0].held_as}*>(dynamic_shared())", ""
+        for side in self.sides:
+            for name in side.slots.values():
+                found.append(Let(f"{side.held_as}* const", f"{name}_tiles", place))
+                start = start or f"{name}_tiles + kStages * kStage"
+                place = f"{name}_tiles + kTile{side.letter} * kTileK"
+        return [*found, *self.passing.places()], start
 
     def between(self) -> list[Let]:
         return []
@@ -93,17 +113,25 @@ class WgmmaText(SimtText):
 
     def params(self) -> list[Param]:
         """Tensor maps."""
-        return [param for side in self.sides if isinstance(side, BoxSide) for param in side.params()]
+        sides = [param for side in self.sides if isinstance(side, BoxSide) for param in side.params()]
+        return [*sides, *self.passing.params()]
 
     def work(
-        self, ring: Ring, over_k: Callable[[Sequence[Statement]], For], behind: Sequence[Statement]
+        self,
+        ring: Ring,
+        over_k: Callable[[Sequence[Statement]], For],
+        behind: Sequence[Statement],
+        reduced: ReducedText | None,
     ) -> list[Statement]:
-        """What the thread that asks does, and the warps that multiply; `behind`: what is made of a tile's sums."""
+        """What the thread that asks does, the warps beside it, and those that multiply.
+
+        behind   what is made of a tile's sums
+        reduced  reductions of the result
+        """
         sides = [side for side in self.sides if isinstance(side, BoxSide)]
-        held = " + ".join(f"{len(s.slots)} * kTile{s.letter}".removeprefix("1 * ") for s in sides)
         copies = [one for side in sides for one in side.copies_of_stage()]
-        tile_bytes = f"({held}) * kTileK * {self.cores.held_bytes}"
-        asked = over_k(ring.filled(tile_bytes, copies))
+        own = self.cores
+        asked = [over_k(ring.filled(f"{own.held_bytes} * kStage", copies)), *self.passing.asked(ring)]
         names = [name for name, _, _ in self.factors()]
         parts = [Do(f"float {name}_part[kThreadM / 2][2 * kThreadN]") for name in names]
         tile: list[Statement] = [
@@ -112,23 +140,29 @@ class WgmmaText(SimtText):
             Gap(),
             *behind,
         ]
-        own = self.cores
         producer: list[Statement] = [
             Do(f"leave_registers<{own.left_registers}>()"),
-            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles([asked]),)),
+            If(f"threadIdx.x == {WARP} * kWarps", (self.raster.over_tiles(asked),)),
         ]
+        if ring.hands_on:
+            combined = reduced.statements() if reduced else []
+            beside = self.raster.over_tiles([*self.passing.stored(ring), *combined])
+            parity = Do("unsigned made_parity = 0", "of a stage's results: a bit for each")
+            mine = Let("const int", "beside", "warp - kWarps - 1")
+            producer.append(If("warp > kWarps" if reduced else "warp == kWarps + 1", (mine, parity, beside)))
         consumer = [Do(f"take_registers<{own.most_registers}>()"), self.raster.over_tiles(tile)]
         return [
             *ring.state(),
+            *self.passing.cell(),
             If("warp >= kWarps", tuple(producer), otherwise=tuple(consumer)),
         ]
 
     def products_of_stage(self) -> Statement:
-        team = f"stage * kTileM + warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
+        team = f"warp / 4 * ({LINES // 2} * kThreadM) + {LINES} * i"
         dtype, deep = self.cores.dtype.name, self.cores.deep
         added: list[Statement] = []
         for total, x, y in self.factors():
-            left = f"&{x}_tiles[({team}) * kTileK + {deep} * step]"
-            right = f"&{y}_tiles[stage * kTileN * kTileK + {deep} * step]"
+            left = f"&{x}_tiles[stage * kStage + ({team}) * kTileK + {deep} * step]"
+            right = f"&{y}_tiles[stage * kStage + {deep} * step]"
             added.append(Do(f"wgmma_{dtype}<kTileN>({total}_part[i], {left}, {right}, k0 + step > 0)"))
         return loop("step", "kSteps", [loop("i", "kThreadM / 2", added, unroll=UNROLL)], unroll=UNROLL)

@@ -17,6 +17,7 @@ from normgen.errors import ProgramError
 from normgen.knobs import Copy, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, value_alone
+from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import Contraction, Side, contraction
 from normgen.spec.formula import Cast, Expression, Name
@@ -110,6 +111,11 @@ class Simt:
     def barrier_bytes(self) -> int:
         """Of shared memory, of what tells that tiles have come."""
         return 0
+
+    @property
+    def ticket_bytes(self) -> int:
+        """Of the workspace, where whoever comes last combines reductions of the result."""
+        return TICKET_BYTES
 
     @property
     def tile_clocks(self) -> float:

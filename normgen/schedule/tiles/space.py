@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from normgen.device import Device
 from normgen.knobs import KNOBS, Copy, DependentLaunch, Fragment, Hold, SoftmaxMethod
 from normgen.problem.problem import Problem
+from normgen.schedule.lanes.space import problem_arithmetic
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks, tiles_of
@@ -123,6 +124,7 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
     vector, cut = widest(problem, device), contraction(problem)
     way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector)
     way = way.varied(tile_k=Wgmma(problem, way, cut).line)
+    way = way.varied(arithmetic=problem_arithmetic(problem))  # tensor cores wait for what is behind their products
     sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
     for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):
         if tile_m >= 2 * max(sizes[0], LINES) or tile_n >= 2 * max(sizes[1], LINES):

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from normgen.device import Device
 from normgen.dtypes import F32, TF32, DType
-from normgen.knobs import Copy, Hold, LoadHint, SoftmaxMethod
+from normgen.knobs import Copy, Hold, LoadHint, SoftmaxMethod, StoreHint
 from normgen.program.ir import Load, Store, value_alone
 from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.fragment import DEEP_BYTES, PIECE_BYTES, TENSOR_TYPES, VECTOR, WARP, TensorCores
@@ -16,13 +16,15 @@ TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
 COLUMNS = (64, 128, 256)  # along n
 LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
-WORD = 2  # bytes of what lanes exchange two of at a time
+SWIZZLED = 64  # elements of 16 bits of a line
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
-BARRIERS = 2  # of a stage: it is full, it is free again
+BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
+BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
+TICKETS = 64  # for lines of tiles: more lines share these
 EFFICIENCY = 0.9  # of the peak, that the card's power leaves: 4096^3 in bf16 takes 175 to 200 us on an H200
 PAD_CLOCKS = 900  # of a tile that are no products: its first factors, and the wait for its last ones
-# Of the result that an SM stores in a clock, with the exchange in front of that: on an H200 kernels of 128 x 256 tiles
-# that store nothing take 7 % less at 2048^3 in bf16, and 4 % less at 4096^3.
+# Of the result that an SM stores in a clock: on an H200 kernels of 128 x 256 tiles that store nothing take 7 % less at
+# 2048^3 in bf16, and 4 % less at 4096^3.
 STORED_BYTES = 24
 
 
@@ -31,8 +33,10 @@ class Wgmma(TensorCores):
 
     Blocks stay, one on each SM, and go from tile to tile: a thread of its own asks for boxes of both sides as stages
     get free, while teams multiply, or work on what is behind the products. A lane owns two elements side by side of
-    every eighth column, of lines 8 apart; before they are stored, lanes exchange them for whole pieces of 8.
-    Float32 that a formula rounds to TF32 the copy engine rounds on its way, to nearest, ties to even.
+    every eighth column, of lines 8 apart. What is as large as the result passes through stages, too: the thread that
+    asks brings it while the last products are under way, teams put results in its place, and another thread has the
+    copy engine store them. Float32 that a formula rounds to TF32 the copy engine rounds on its way, to nearest, ties to
+    even; their results pass by the lanes' own accesses.
     """
 
     producers = TEAM
@@ -58,8 +62,8 @@ class Wgmma(TensorCores):
             return self.untensored
         if any(not self.is_copied(slot, side) for side in cut.sides for slot in side.slots):
             return "the copy engine brings factors as they are stored: fragment = mma for what is cast or computed"
-        if cut.ahead or cut.riding or cut.reduced:
-            return "blocks that go from tile to tile reduce nothing beside their products: fragment = mma"
+        if cut.ahead or cut.riding:
+            return "blocks that go from tile to tile reduce nothing of their sides: fragment = mma"
         if any(t.kind.by_batch for t in self.problem.tensors):
             return "a box of the copy engine has lines of one matrix: fragment = mma for those of batches"
         if not all(map(self.lies_deep, cut.sides)) or cut.k == "rows":
@@ -122,28 +126,41 @@ class Wgmma(TensorCores):
         return self.most_registers
 
     @property
+    def ticket_bytes(self) -> int:
+        return 4 * TICKETS * BESIDE
+
+    @property
     def barrier_bytes(self) -> int:
         return 8 * BARRIERS * self.schedule.stages
 
     def piece(self, axis: str) -> int:
-        return 1 if axis == self.cut.m else 2 if self.exchanges_results else VECTOR
+        return 1 if axis == self.cut.m else 2
 
     @cached_property
-    def exchanges_results(self) -> bool:
-        """Whether lanes exchange what they store rather than their sums, which are twice as many words.
+    def passing(self) -> tuple[tuple[Load, ...], tuple[Store, ...]]:
+        """What passes through stages behind the products, as far as one has room: loads, and stores in their places."""
+        columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and {*s.kind.axes} == self.result]
+        room = self._stage_bytes // (self.schedule.tile_m * SWIZZLED * self.held_bytes)
+        loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor)]
+        stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
+        hinted = self.schedule.store is not StoreHint.DEFAULT
+        return tuple(loads[:room]), () if hinted else tuple(stores[:room])
 
-        What they compute of each element for itself is all of 16 bits then, and nothing as large as the result is read.
-        """
-        if self.held_bytes != WORD:
-            return False
-        columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and self.cut.n in s.kind.axes]
-        stores = [s for s in columns if isinstance(s, Store)]
-        reads = any({*s.kind.axes} == self.result for s in columns if isinstance(s, Load))
-        return not reads and all(map(self._is_of_words, stores))
+    def _is_box(self, tensor: str) -> bool:
+        use = self.problem.tensor(tensor)
+        return use.dtype.bytes == self.held_bytes == LINE_BYTES // SWIZZLED and not use.may_be_null
 
-    def _is_of_words(self, store: Store) -> bool:
-        is_whole = {*store.kind.axes} == self.result and not store.accumulate
-        return is_whole and self.problem.tensor(store.tensor).dtype.bytes == self.held_bytes
+    @property
+    def pass_columns(self) -> int:
+        """Of a tile, that pass through a stage at a time, also where nothing but reductions do; 0: nothing does."""
+        places, columns = max(map(len, self.passing)), self.schedule.tile_n
+        while columns * self.schedule.tile_m * self.held_bytes * places > self._stage_bytes:
+            columns //= 2
+        return columns if places or self.cut.reduced else 0
+
+    @property
+    def _stage_bytes(self) -> int:
+        return sum(self.slot_bytes(side) * len(side.slots) for side in self.cut.sides)
 
     @property
     def result(self) -> set[str]:

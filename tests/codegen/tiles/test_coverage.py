@@ -74,9 +74,9 @@ def each_value(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
 
 @cache
 def values_of(dtype: str) -> tuple[Schedule, ...]:
-    """Those of both fragments: an older device has the other one."""
+    """Those of all fragments: an older device has the one of threads alone."""
     spaces = (space(one("linear", 160, dtype), device).legal for device in (H200, target("t4")))
-    return (RELOAD, STREAM, EARLY, *each_value(schedule for legal in spaces for schedule in legal))
+    return (RELOAD, STREAM, EARLY, TEAM, *each_value(schedule for legal in spaces for schedule in legal))
 
 
 def ways(problem: Problem) -> list[Schedule]:
@@ -155,7 +155,7 @@ def test_every_product_that_ships_needs_the_whole_emitter(record_property: Calla
     statistics = run_by([(reduced, [way for way in (RELOAD, *LOOKS.values()) if refusal(reduced, way, H200) is None])])
     of_norm = problem_for(load("rmsnorm_linear"), shape=(20, 24), inner=88, dtype="bf16", **FOLDED)
     turned = [
-        problem_for(load(op), shape=(20, 24), inner=88, dtype="bf16", **TURNED) for op in ("linear", "linear_add")
+        problem_for(load(op), shape=(20, 24), inner=88, dtype="bf16", **TURNED) for op in ("linear", "linear_add_rms")
     ]
     others = run_by([(of_norm, [EARLY]), *((problem, [TEAM]) for problem in turned)])
     found = share({file: rows[file] | batches[file] | statistics[file] | others[file] for file in FILES})

@@ -32,6 +32,8 @@ OF_TEAMS: list[tuple[str, str, int, str]] = [
     *(("linear", "1000x2008", 3000, "bf16"), ("linear", "5000x136", 520, "f16"), ("linear", "2048x4096", 1024, "bf16")),
     *(("linear_tf32", "63x68", 60, "f32"), ("linear_tf32", "1000x2004", 3000, "f32")),
     *(("linear_add", "300x520", 200, "bf16"), ("linear_bias_gelu", "1200x768", 264, "f16")),
+    *(("linear_add", "5000x1032", 72, "f16"), ("linear_add_rms", "1200x776", 264, "bf16")),
+    *(("linear_add_rms", "4096x264", 200, "f16"), ("linear_add_rms", "20000x520", 72, "bf16")),
 ]
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from normgen.cpu import build_many, find_compiler
 from normgen.knobs import Copy, Fragment, Hold
-from normgen.program.ir import Map, Store
-from normgen.program.monoid import symbol
+from normgen.program.ir import Map, Reduce, Store
+from normgen.program.monoid import MAX, SUM, symbol
+from normgen.python.handle import kernel
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.cases import STORE, STREAMED, TURNED, product
@@ -17,8 +21,18 @@ from tests.codegen.tiles.handmade import BEFORE, Case, Sizes, dot, ran
 from tests.codegen.tiles.test_tensor_mutants import survivors
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-x, w, h, bias, scale = map(symbol, ("x", "w", "h", "bias", "scale"))
+x, w, h, y, bias, scale, res = map(symbol, ("x", "w", "h", "y", "bias", "scale", "res"))
 OF_WORDS = {**TURNED, "bias": ("cols",), "scale": ("rows",), "top": ("rows",)}
+OF_RESIDUAL = {**TURNED, "res": ("rows", "cols")}
+
+
+def in_two_places(a: Any) -> dict[str, Any]:
+    h = product(a["x"], a["w"])
+    of_rows = h + a["res"] + a["bias"]
+    total, top = of_rows.sum(2, keepdims=True), (of_rows - 30).max(2, keepdims=True)
+    return {"y": of_rows, "z": h - a["res"], "total": total, "top": top}
+
+
 CASES = {
     **STREAMED,
     "linear to 16 bits": replace(STREAMED["linear, f16"], dtypes=dict.fromkeys("xwy", "f16")),
@@ -36,6 +50,24 @@ CASES = {
         (dot("y", x, w), Store("y", "y", Kind.ELEM, accumulate=True)),
         lambda a: {"y": product(a["x"], a["w"]) + BEFORE},
         dtypes=dict.fromkeys("xwy", "bf16"),
+    ),
+    "a residual of 16 bits": Case(
+        OF_RESIDUAL,
+        (dot("h", x, w), Map("y", Kind.ELEM, h + res), STORE),
+        lambda a: {"y": product(a["x"], a["w"]) + a["res"]},
+        dtypes=dict.fromkeys(("x", "w", "y", "res"), "bf16"),
+    ),
+    "results in two places and reduced": Case(
+        {**OF_RESIDUAL, "bias": ("cols",), "z": ("rows", "cols"), "total": ("rows",), "top": ("rows",)},
+        (
+            *(dot("h", x, w), Map("y", Kind.ELEM, h + res + bias), Map("z", Kind.ELEM, h - res)),
+            *(Reduce(("total",), Kind.ROW, SUM, (y,)), Reduce(("top",), Kind.ROW, MAX, (y - 30,))),
+            *(STORE, Store("z", "z", Kind.ELEM), Store("total", "total", Kind.ROW), Store("top", "top", Kind.ROW)),
+        ),
+        in_two_places,
+        dtypes=dict.fromkeys(("x", "w", "y", "z", "res"), "f16"),
+        nullable=("total",),
+        bound=1e-4,
     ),
     "values of lines added beside f32": Case(
         OF_WORDS,
@@ -58,7 +90,13 @@ WAYS = {
     "two teams of 128 lines": TWO.varied(tile_m=256, thread_m=4, tile_n=128, thread_n=32, stages=2),
 }
 NAMES = ("linear", "linear, f16", "two sums", "two sums of four sides", "added to y", "values of all kinds behind")
-NAMES += ("numbers of rows and columns", "all of 16 bits", "dx", *(name for name in CASES if name not in STREAMED))
+NAMES += (
+    "numbers of rows and columns",
+    "all of 16 bits",
+    "dx",
+    "reductions of the result",
+    *(name for name in CASES if name not in STREAMED),
+)
 AROUND = ((63, 72, 56), (64, 64, 64), (65, 56, 72), (1, 8, 8), (0, 64, 8), (200, 328, 136))  # of 200: several a block
 FEW = ((200, 264, 72), (130, 72, 264))
 
@@ -82,8 +120,33 @@ def test_teams_own_their_part_of_any_tile(way: str) -> None:
             assert not ran(CASES[name], program, sizes, pad=8, seed=2), (name, sizes)
 
 
+@pytest.mark.parametrize("name", ["results in two places and reduced", "values of lines and columns to 16 bits"])
+def test_results_pass_in_any_number_of_passes(name: str) -> None:
+    """Two of each tile, one of two boxes; more lines of tiles than tickets."""
+    for way, sizes in (("broadest", (200, 72, 520)), ("broad", (130, 72, 200)), ("a team", (4200, 8, 72))):
+        [program] = build_many([CASES[name].module(sizes, WAYS[way])])
+        assert not ran(CASES[name], program, sizes, pad=8, seed=3), way
+
+
+def test_a_result_may_take_the_place_of_what_is_added_to_it() -> None:
+    """Each stage brings what it stores in the same place."""
+    asked: dict[str, Any] = {"dtype": "bf16", "layout": {"w": "cols_inner"}, "in_place": {"h": "residual"}}
+    added = kernel("linear_add_rms", shape=(200, 136), inner=72, device="cpu", schedule=TEAM, **asked)
+    drawn = np.random.default_rng(5)
+    x, w, h = (drawn.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((200, 72), (136, 72), (200, 136)))
+    wanted = h.astype(np.float64) + x.astype(np.float64) @ w.astype(np.float64).T
+    _, rstd = added(x, residual=h, w=w)
+    np.testing.assert_allclose(h.astype(np.float64), wanted, atol=0.1, rtol=0.01)
+    np.testing.assert_allclose(rstd, 1 / np.sqrt((wanted**2).mean(1) + 1e-6), rtol=1e-4)
+
+
 # Tiles of 128 x 64: 3 x 2, four of k, on four blocks; a group of lines of tiles and a part of one; one of each.
 SIZES: tuple[Sizes, ...] = ((328, 200, 72), (2184, 8, 16), (72, 104, 72))
+# ... 1 x 3 and 3 x 2 of 128 x 256, on four blocks; 66 lines of tiles, of which there are tickets for 64.
+OF_CASES: dict[str, tuple[Sizes, ...]] = {
+    **dict.fromkeys(("linear to 16 bits", "a residual of 16 bits"), ((328, 136, 328), (72, 72, 1096))),
+    "results in two places and reduced": ((200, 72, 136), (4200, 8, 72)),
+}
 MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("linear", "two teams"): [
         ("__syncthreads();", ""),
@@ -95,8 +158,9 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("mbarrier_wait(&empty[stage], parity ^ 1);", "mbarrier_wait(&empty[stage], parity);"),
         ("mbarrier_wait(&full[stage], parity);", ""),
         ("mbarrier_wait(&full[stage], parity);", "mbarrier_wait(&full[stage], 0);"),
-        ("(kTileM + kTileN) * kTileK * 2", "(kTileM + kTileN) * kTileK"),
-        ("(kTileM + kTileN) * kTileK * 2", "kTileM * kTileK * 2"),
+        ("2 * kStage);", "kStage);"),
+        ("(kTileM + kTileN) * kTileK", "kTileM * kTileK"),
+        ("(kTileM + kTileN) * kTileK", "(kTileM + kTileN + 64) * kTileK"),
         ("parity ^= stage == kStages - 1;", ""),
         ("stage + 1 < kStages ? stage + 1 : 0", "stage"),
         ("stage + 1 < kStages ? stage + 1 : 0", "stage + 1 < kStages - 1 ? stage + 1 : 0"),
@@ -115,53 +179,125 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("&x_map, k0, m0", "&x_map, 0, m0"),
         ("&x_map, k0, m0", "&w_map, k0, m0"),
         ("&w_map, k0, n0", "&w_map, k0 + kTileK, n0"),
-        ("tensor_load(&x_tiles[stage * kTileM * kTileK]", "tensor_load(&x_tiles[0]"),
-        ("tensor_load(&w_tiles[stage * kTileN * kTileK]", "tensor_load(&w_tiles[stage * kTileN * kTileK + 8]"),
+        ("tensor_load(&x_tiles[stage * kStage]", "tensor_load(&x_tiles[0]"),
+        ("tensor_load(&w_tiles[stage * kStage]", "tensor_load(&w_tiles[stage * kStage + 8]"),
         ("k0, n0, &full[stage]", "k0, n0, &full[0]"),
         ("k0 + step > 0", "true"),
         ("k0 + step > 0", "step > 0"),
         ("k0 + step > 0", "k0 > 0"),
         ("+ 16 * step],\n", "],\n"),
-        ("&w_tiles[stage * kTileN * kTileK + 16 * step]", "&w_tiles[16 * step]"),
+        ("&w_tiles[stage * kStage + 16 * step]", "&w_tiles[16 * step]"),
+        ("&x_tiles[stage * kStage + (", "&x_tiles[("),
         ("warp / 4 * (32 * kThreadM) + 64 * i", "64 * i"),
         ("warp % 4 * 16 + lane / 4", "lane / 4"),
         ("tm + i / 2 * 64 + i % 2 * 8", "tm + i / 2 * 64 + i % 2"),
         ("kept(lane % 4)", "kept(lane / 8)"),
-        ("y_piece[2 * i], y_piece[2 * i + 1]", "y_piece[2 * i + 1], y_piece[2 * i]"),
-        ("[2 * j]", "[j]"),
+        ("[2 * j + i % 2 * 2 + e]", "[2 * j + e]"),
         ("tile += gridDim.x", "tile += gridDim.x + 1"),
         ("(rows + kTileM - 1) / kTileM", "rows / kTileM"),
         ("min(blocks_m - group_m, kGroup)", "kGroup"),
         ("m < rows", "true"),
         ("kWholeN || n < kCols", "true"),
         ("warp >= kWarps", "warp > kWarps"),
-        ("kStages * kTileM * kTileK", "kTileM * kTileK"),
-        ("(w_tiles + kStages * kTileN * kTileK)", "(w_tiles + kTileN * kTileK)"),
+        ("x_tiles + kTileM * kTileK", "x_tiles"),
+        ("(x_tiles + kStages * kStage)", "(x_tiles + kStage)"),
         ("empty = full + kStages", "empty = full + 1"),
     ],
     ("two sums", "a team"): [
         ("wgmma_f16<kTileN>(u_part[i]", "wgmma_f16<kTileN>(g_part[i]"),
-        ("&up_tiles[stage * kTileN * kTileK + 16", "&w_tiles[stage * kTileN * kTileK + 16"),
+        ("&up_tiles[stage * kStage + 16", "&w_tiles[stage * kStage + 16"),
         ("(kTileM + 2 * kTileN)", "(kTileM + kTileN)"),
         ("&up_map", "&w_map"),
     ],
-    ("linear", "a team of 128 lines"): [("64 * i)", "i)"), ("tm + i / 2 * 64", "tm + i / 2 * 8")],
+    ("linear", "a team of 128 lines"): [
+        ("64 * i)", "i)"),
+        ("tm + i / 2 * 64", "tm + i / 2 * 8"),
+        ("y_part[i / 2]", "y_part[0]"),
+    ],
     ("values of all kinds behind", "a team"): [("scale + m", "scale + m0"), ("bias + n", "bias + n0")],
-    ("values of lines added beside f32", "a team"): [("n0 == 0 && tn == 0 && j == 0", "n0 == 0 && tn == 0")],
     ("values of lines and columns to 16 bits", "a team of 128 lines"): [
-        ("n0 == 0 && tn == 0 && piece == 0", "n0 == 0 && tn == 0"),
-        ("whole_words(y_pieces[i].bits);", ""),
-        ("whole_words(y_pieces[i].bits);", "whole_words(y_pieces[0].bits);"),
-        ("4 * piece + 8 * tn", "4 * piece"),
-        ("4 * piece + 8 * tn", "piece + 8 * tn"),
-        ("(j - piece) / kWidth", "(j - piece) / 4"),
-        ("[2 * j + i % 2 * 2 + e]", "[2 * j + e]"),
-        ("[2 * j + i % 2 * 2 + e]", "[2 * piece + i % 2 * 2 + e]"),
-        ("h_part[i / 2]", "h_part[0]"),
+        ("n0 == 0 && tn == 0 && pass == 0", "n0 == 0 && pass == 0"),
+        ("n0 == 0 && tn == 0 && pass == 0", "tn == 0 && pass == 0"),
         ("if (m < rows)", "if (true)"),
         ("kWholeN || n < kCols", "true"),
         ("scale + m", "scale + m0"),
         ("bias + n", "bias + n0"),
+    ],
+    ("linear to 16 bits", "broadest"): [
+        ("shared_fence();", ""),
+        ("        __syncwarp();\n", ""),
+        ("if (lane == 0) mbarrier_arrive(&made[stage]);", ""),
+        ("if (lane == 0) mbarrier_arrive(&made[stage]);", "mbarrier_arrive(&made[stage]);"),
+        ("mbarrier_init(&made[stage], kWarps);", "mbarrier_init(&made[stage], 1);"),
+        ("made = empty + kStages", "made = empty"),
+        ("mbarrier_wait(&made[stage], made_parity >> stage & 1);", ""),
+        ("made_parity >> stage & 1", "0"),
+        ("made_parity ^= 1u << stage;", ""),
+        ("made_parity ^= 1u << stage;", "made_parity ^= 1u;"),
+        ("tensor_stores_read();", ""),
+        ("mbarrier_arrive_for(&empty[stage], kWarps);", ""),
+        ("mbarrier_arrive_for(&empty[stage], kWarps);", "mbarrier_arrive_for(&empty[stage], 1);"),
+        (
+            "tensor_stores_read();\n            mbarrier_arrive_for(&empty[stage], kWarps);",
+            "mbarrier_arrive_for(&empty[stage], kWarps);\n            tensor_stores_read();",
+        ),
+        ("n + at, m0", "n, m0"),
+        ("n + at, m0", "n + at, 0"),
+        ("n + at, m0", "n0 + at, m0"),
+        ("at * kTileM]", "at]"),
+        ("&y_tiles[stage * kStage + at", "&y_tiles[at"),
+        ("at += 64", "at += 128"),
+        ("n += kPassN", "n += 2 * kPassN"),
+        ("(stage + (kInner + kTileK - 1) / kTileK) % kStages", "stage"),
+        ("(stage + (kInner + kTileK - 1) / kTileK) % kStages", "(stage + kInner / kTileK) % kStages"),
+        ("mbarrier_arrive(&full[stage]);", ""),
+        ("next_stage();", ""),
+        ("(pass + 1) * (kPassN / 4)", "kPassN / 4"),
+        ("pass < kTileN / kPassN", "pass < 1"),
+        ("return stage * kStage + ", "return "),
+        ("j / 16 % (kPassN / 64) * kTileM", "0"),
+        ("j / 16 % (kPassN / 64)", "j / 16"),
+        ("own_m(i)) * 64", "tm) * 64"),
+        ("(j / 2 % 8 ^ tm % 8) * 8", "j / 2 % 8 * 8"),
+        ("+ 2 * tn", "+ tn"),
+        ("if (warp == kWarps + 1)", "if (warp == kWarps)"),
+    ],
+    ("a residual of 16 bits", "broadest"): [
+        ("kTileM * kPassN * 2);", "kTileM * kPassN);"),
+        ("n + at, m0, &full[stage]", "n0 + at, m0, &full[stage]"),
+        ("n + at, m0, &full[stage]", "n + at, 0, &full[stage]"),
+        ("&res_tiles[stage * kStage + at * kTileM]", "&res_tiles[stage * kStage]"),
+        ("&res_map", "&y_map"),
+        ("j % (kPassN / 4) / kWidth", "j % 2"),
+        ("cell_of(i, j)", "cell_of(0, j)"),
+        ("mbarrier_wait(&full[stage], parity);", ""),
+    ],
+    ("results in two places and reduced", "a team"): [
+        ("+ kTileM * kPassN", ""),
+        ("total_own[i] = 0.0f", "total_own[0] = 0.0f"),
+        ("lanes < 4", "lanes < 2"),
+        ("lanes = 1; lanes", "lanes = 2; lanes"),
+        ("tn == 0 && m < rows", "m < rows"),
+        ("tn == 0 && m < rows", "tn == 0"),
+        ("n0 / kTileN) * rows", "0) * rows"),
+        ("1 * blocks_n + n0 / kTileN", "n0 / kTileN"),
+        ("pass + 1 == kTileN / kPassN", "pass == 0"),
+        ("m0 / kTileM % kTickets", "0"),
+        ("m0 / kTileM % kTickets", "m0 / kTileM"),
+        ("lines * blocks_n", "blocks_n"),
+        ("first += kTickets * kTileM", "first += rows"),
+        ("kBeside + beside]", "kBeside]"),
+        ("first + 32 * beside + lane", "first + lane"),
+        ("m += 32 * kBeside", "m += 128"),
+        ("min(first + kTileM, rows)", "rows"),
+        ("min(first + kTileM, rows)", "first + kTileM"),
+        ("beside == 0 ? kWarps - kBeside + 1 : 1", "kWarps"),
+        ("beside == 0 ? kWarps - kBeside + 1 : 1", "beside == 0 ? kWarps : 0"),
+        ("if (beside == 0 && lane == 0)", "if (lane == 0)"),
+        ("tile = 0; tile < blocks_n", "tile = 1; tile < blocks_n"),
+        ("    fence_device();\n    taken", "    taken"),
+        ("+ 1;\n    fence_device();", "+ 1;"),
+        ("if (taken == count) *ticket = 0;", ""),
     ],
 }
 
@@ -169,5 +305,5 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
 @pytest.mark.parametrize("key", MUTANTS, ids=" ".join)
 def test_whatever_is_wrong_in_a_kernel_of_warpgroups_shows(key: tuple[str, str]) -> None:
     name, way = key
-    modules = {sizes: CASES[name].module(sizes, WAYS[way]) for sizes in SIZES}
+    modules = {sizes: CASES[name].module(sizes, WAYS[way]) for sizes in OF_CASES.get(name, SIZES)}
     assert not survivors(CASES[name], modules, MUTANTS[key])

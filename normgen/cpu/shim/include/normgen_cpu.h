@@ -92,6 +92,8 @@ void normgen_cpu_mbarrier_wait(unsigned long long* mbarrier, unsigned parity);
 void normgen_cpu_dependency_trigger();
 void normgen_cpu_prefetch(const void* from, unsigned bytes);
 void normgen_cpu_tensor_load(void* to, const unsigned long long* map, int element, int line, unsigned long long* mbarrier);
+void normgen_cpu_tensor_store(const unsigned long long* map, int element, int line, const void* from);
+void normgen_cpu_tensor_stores_read();
 void normgen_cpu_bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* mbarrier);
 float normgen_cpu_atomic_add_float(float* target, float value);
 int normgen_cpu_atomic_add_int(int* target, int value);

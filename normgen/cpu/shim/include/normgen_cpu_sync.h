@@ -151,6 +151,9 @@ NORMGEN_INLINE void mbarrier_init(unsigned long long* mbarrier, unsigned count) 
 NORMGEN_INLINE void mbarrier_fence() { normgen_cpu_mbarrier_fence(); }
 NORMGEN_INLINE void mbarrier_expect_bytes(unsigned long long* mbarrier, unsigned bytes) { normgen_cpu_mbarrier_arrive(mbarrier, bytes); }
 NORMGEN_INLINE void mbarrier_arrive(unsigned long long* mbarrier) { normgen_cpu_mbarrier_arrive(mbarrier, 0); }
+NORMGEN_INLINE void mbarrier_arrive_for(unsigned long long* mbarrier, unsigned arrivals) {
+  for (unsigned i = 0; i < arrivals; ++i) normgen_cpu_mbarrier_arrive(mbarrier, 0);
+}
 NORMGEN_INLINE void mbarrier_wait(unsigned long long* mbarrier, unsigned parity) { normgen_cpu_mbarrier_wait(mbarrier, parity); }
 NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   normgen_cpu_bulk_load(shared, global, bytes, mbarrier);
@@ -158,6 +161,11 @@ NORMGEN_INLINE void bulk_load(void* shared, const void* global, unsigned bytes, 
 NORMGEN_INLINE void tensor_load(void* shared, const void* map, int element, int line, unsigned long long* mbarrier) {
   normgen_cpu_tensor_load(shared, static_cast<const unsigned long long*>(map), element, line, mbarrier);
 }
+NORMGEN_INLINE void shared_fence() { normgen_cpu_mbarrier_fence(); }
+NORMGEN_INLINE void tensor_store(const void* map, int element, int line, const void* shared) {
+  normgen_cpu_tensor_store(static_cast<const unsigned long long*>(map), element, line, shared);
+}
+NORMGEN_INLINE void tensor_stores_read() { normgen_cpu_tensor_stores_read(); }
 template <typename Hint>
 NORMGEN_INLINE void bulk_load_by(void* shared, const void* global, unsigned bytes, unsigned long long* mbarrier) {
   bulk_load(shared, global, bytes, mbarrier);

@@ -119,21 +119,51 @@ void fault_unawaited(const char* who, const Copy& copy) {
                copy.bytes);
 }
 
+constexpr unsigned long long kRoundedFloats = 11;  // a kind of elements: floats that become TF32; others have 16 bits
+
+// Each piece of up to 16 bytes of a box of a matrix that has elements: where it lies in memory and in shared memory, and
+// how many elements of the matrix it has, of how many.
+// `map`: address, bytes of a pitch, elements of a line, lines, of a box both, and the kind of elements.
+template <typename Visit>
+void visit_box(const unsigned long long* map, int element, int line, const void* shared, uintptr_t pc, const Visit& visit) {
+  const int64_t size = map[6] == kRoundedFloats ? 4 : 2, piece = 16 / size;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(shared);
+  check_alignment(start, 1024, "the shared address of a swizzled tensor copy", pc);
+  check_alignment(map[0], 16, "the address of a matrix of tensor copies", pc);
+  check_alignment(map[1], 16, "the pitch of a matrix of tensor copies", pc);
+  const auto length = static_cast<int64_t>(map[2]), lines = static_cast<int64_t>(map[3]);
+  for (int64_t i = 0; i < static_cast<int64_t>(map[5]); ++i) {
+    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += piece) {
+      const bool is_inside = line + i >= 0 && line + i < lines && element + at >= 0;
+      const int64_t left = is_inside ? std::min(piece, std::max<int64_t>(0, length - element - at)) : 0;
+      auto* const place = reinterpret_cast<unsigned char*>(swizzled(start + i * 128 + at * size));
+      visit(reinterpret_cast<unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * size), place, left * size,
+            (piece - left) * size);
+    }
+  }
+}
+
 }  // namespace
 
 // At a thread's end: its own copies must have come, and if it is its block's last one, all bulk copies of the block.
-void check_awaited(const Fiber& fiber) {
+void check_awaited(Fiber& fiber) {
   for (const auto& group : fiber.groups) {
     if (!group.empty()) return fault_unawaited("a thread", group.front());
   }
   if (!fiber.uncommitted.empty()) return fault_unawaited("a thread", fiber.uncommitted.front());
-  const Block& block = *fiber.block;
+  if (!fiber.stores.empty()) {
+    record_fault(kUnawaited, fiber.stores.front().pc, "a thread ends while %u bytes are stored of its block's shared memory",
+                 fiber.stores.front().bytes);
+  }
+  Block& block = *fiber.block;
   const Products& products = block.products[fiber.warp()];
   if (!products.open.empty() || !products.groups.empty()) {
     record_fault(kUnawaited, machine.image_begin, "thread %d ends while products that it asked for are under way", fiber.thread);
     return;
   }
   if (block.exited + 1 < static_cast<int>(block.fibers.size())) return;
+  for (const auto& [to, bytes] : block.stored) std::memcpy(to, bytes.data(), bytes.size());
+  block.stored.clear();
   for (const auto& [address, mbarrier] : block.mbarriers) {
     if (!mbarrier.copies.empty()) return fault_unawaited("a block", mbarrier.copies.front());
   }
@@ -212,37 +242,48 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
 }
 
-// A box of a matrix; `map`: address, bytes of a pitch, elements of a line, lines, of a box both, and the kind of elements.
 NORMGEN_API void normgen_cpu_tensor_load(void* shared, const unsigned long long* map, int element, int line,
                                          unsigned long long* address) {
-  constexpr unsigned long long kRoundedFloats = 11;
+  const uintptr_t pc = NORMGEN_CALLER;
   const bool rounds = map[6] == kRoundedFloats;
-  const int64_t bytes = rounds ? 4 : 2, piece = 16 / bytes;
-  const uintptr_t pc = NORMGEN_CALLER, to = reinterpret_cast<uintptr_t>(shared);
-  check_alignment(to, 1024, "the shared address of a swizzled tensor copy", pc);
-  check_alignment(map[0], 16, "the address of a matrix that tensor copies read", pc);
-  check_alignment(map[1], 16, "the pitch of a matrix that tensor copies read", pc);
   Mbarrier& mbarrier = own_mbarrier(address, pc);
   check_proxy(mbarrier, pc);
-  const auto length = static_cast<int64_t>(map[2]), lines = static_cast<int64_t>(map[3]);
-  for (int64_t i = 0; i < static_cast<int64_t>(map[5]); ++i) {
-    for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += piece) {
-      const bool is_inside = line + i >= 0 && line + i < lines && element + at >= 0;
-      const int64_t left = is_inside ? std::min(piece, std::max<int64_t>(0, length - element - at)) : 0;
-      unsigned char* const place = reinterpret_cast<unsigned char*>(swizzled(to + i * 128 + at * bytes));
-      const auto* from = reinterpret_cast<const unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * bytes);
-      const auto copy = [&](unsigned char* target, const unsigned char* source, int64_t elements) {
-        if (elements == 0) return;
-        const Copy one{target, source, static_cast<uint32_t>(elements * bytes), pc};
-        check_overwritten(one, pc);
-        mbarrier.copies.push_back(checked_copy(target, source, one.bytes, bytes, pc, rounds));
-      };
-      copy(place, from, left);
-      copy(place + left * bytes, kZeros, piece - left);
-    }
-  }
+  const auto copy = [&](unsigned char* target, const unsigned char* source, int64_t bytes) {
+    if (bytes == 0) return;
+    const Copy one{target, source, static_cast<uint32_t>(bytes), pc};
+    check_overwritten(one, pc);
+    mbarrier.copies.push_back(checked_copy(target, source, one.bytes, rounds ? 4 : 2, pc, rounds));
+  };
+  visit_box(map, element, line, shared, pc, [&](const unsigned char* from, unsigned char* place, int64_t there, int64_t none) {
+    copy(place, from, there);
+    copy(place + there, kZeros, none);
+  });
   Block& block = *machine.current->block;
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
+}
+
+// Read when it is waited for; that it is in memory is known only at the kernel's end.
+NORMGEN_API void normgen_cpu_tensor_store(const unsigned long long* map, int element, int line, const void* shared) {
+  const uintptr_t pc = NORMGEN_CALLER;
+  Fiber& fiber = *machine.current;
+  visit_box(map, element, line, shared, pc, [&](unsigned char* to, const unsigned char* place, int64_t there, int64_t) {
+    if (there == 0) return;
+    const Copy one{to, place, static_cast<uint32_t>(there), pc};
+    check_read_for("a tensor copy reads", reinterpret_cast<uintptr_t>(place), one.bytes, pc);
+    check_stored(one, pc);
+    trace_step(reinterpret_cast<uintptr_t>(to), one.bytes, kWrite);
+    check_access(reinterpret_cast<uintptr_t>(to), one.bytes, kWrite, false, pc);
+    fiber.stores.push_back(one);
+  });
+}
+
+NORMGEN_API void normgen_cpu_tensor_stores_read() {
+  Fiber& fiber = *machine.current;
+  for (const Copy& one : fiber.stores) {
+    check_read_for("a tensor copy reads", reinterpret_cast<uintptr_t>(one.from), one.bytes, one.pc);
+    fiber.block->stored.emplace_back(one.to, std::vector<unsigned char>(one.from, one.from + one.bytes));
+  }
+  fiber.stores.clear();
 }
 
 // What is asked for in L2 need not be awaited: no value is read. The bytes must be the kernel's own all the same.

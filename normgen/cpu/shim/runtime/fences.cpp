@@ -1,4 +1,6 @@
 // Fences: what they cover, and accesses that need one and lack it.
+#include <algorithm>
+
 #include "runtime.h"
 
 namespace normgen_cpu {
@@ -16,15 +18,33 @@ bool comes_after_one_of(const std::vector<uint64_t>& stamps, const Fiber& fiber)
 bool is_visible_to_copies(uint64_t stamp) {
   const Fiber& fiber = *machine.current;
   for (const Fiber* one : fiber.block->fibers) {
-    const Fence& fence = one->proxy_fence;
-    if (is_within(stamp, fence, one->stamp_thread) && is_ordered(stamp_of(*one, fence.clock), fiber)) return true;
+    const auto covers = [&](const Fence& fence) { return is_within(stamp, fence, one->stamp_thread); };
+    const auto fence = std::find_if(one->proxy_fences.begin(), one->proxy_fences.end(), covers);
+    if (fence != one->proxy_fences.end() && is_ordered(stamp_of(*one, fence->clock), fiber)) return true;
   }
   return false;
 }
 
+// A byte of shared memory that a thread wrote and the copy engine does not see yet, or -1.
+int64_t unseen_byte(uintptr_t address, size_t bytes) {
+  const Block& block = *machine.current->block;
+  const size_t first = shadow_index(address);
+  std::vector<uint64_t> seen;  // stamps that are visible
+  for (size_t i = first; i < first + bytes; ++i) {
+    const uint64_t stamp = block.shadow.write[i];
+    if (stamp >> kStampShift < block.start_clock || std::find(seen.begin(), seen.end(), stamp) != seen.end()) continue;
+    const bool is_own = (stamp & kThreadBits) == kAsyncThread || (stamp & kInFlightFlag) != 0;
+    if (!is_own && !is_visible_to_copies(stamp)) return static_cast<int64_t>(i);
+    seen.push_back(stamp);
+  }
+  return -1;
+}
+
 }  // namespace
 
-Fence fence_now(const Fiber& fiber) { return Fence{tick(), fiber.block->barrier_clock, fiber.warp_clock}; }
+Fence fence_now(const Fiber& fiber) {
+  return Fence{tick(), fiber.block->barrier_clock, fiber.warp_clock, fiber.event};
+}
 
 // Whether an access by a thread of the cluster stands in front of `fence`, a fence of thread `owner`.
 bool is_within(uint64_t stamp, const Fence& fence, uint64_t owner) {
@@ -63,19 +83,18 @@ void check_cluster_fence(const Mbarrier& mbarrier, uintptr_t pc) {
 
 // A bulk copy over what threads wrote: the two reach shared memory on different ways, and the write may come last.
 void check_overwritten(const Copy& copy, uintptr_t pc) {
-  const Block& block = *machine.current->block;
-  const size_t first = shadow_index(reinterpret_cast<uintptr_t>(copy.to));
-  uint64_t seen = 0;
-  for (size_t i = first; i < first + copy.bytes; ++i) {
-    const uint64_t stamp = block.shadow.write[i];
-    if (stamp == seen || stamp >> kStampShift < block.start_clock) continue;
-    seen = stamp;
-    if ((stamp & kThreadBits) == kAsyncThread || (stamp & kInFlightFlag) != 0) continue;
-    if (is_visible_to_copies(stamp)) continue;
-    record_fault(kMissingFence, pc, "a bulk copy overwrites shared byte %zu with no mbarrier_fence() since thread %d wrote it",
-                 i, static_cast<int>(stamp % kMaxThreads));
-    return;
-  }
+  const int64_t at = unseen_byte(reinterpret_cast<uintptr_t>(copy.to), copy.bytes);
+  if (at < 0) return;
+  record_fault(kMissingFence, pc, "a bulk copy overwrites shared byte %lld with no mbarrier_fence() since thread %d wrote it",
+               static_cast<long long>(at), static_cast<int>(machine.current->block->shadow.write[at] % kMaxThreads));
+}
+
+// The same of what the copy engine stores.
+void check_stored(const Copy& copy, uintptr_t pc) {
+  const int64_t at = unseen_byte(reinterpret_cast<uintptr_t>(copy.from), copy.bytes);
+  if (at < 0) return;
+  record_fault(kMissingFence, pc, "a tensor copy stores shared byte %lld with no shared_fence() since thread %d wrote it",
+               static_cast<long long>(at), static_cast<int>(machine.current->block->shadow.write[at] % kMaxThreads));
 }
 
 }  // namespace normgen_cpu
@@ -90,10 +109,10 @@ NORMGEN_API void normgen_cpu_threadfence() {
 
 NORMGEN_API void normgen_cpu_mbarrier_fence() {
   Fiber& fiber = *machine.current;
-  fiber.proxy_fence = fence_now(fiber);
+  fiber.proxy_fences.push_back(fence_now(fiber));
   for (auto& [address, mbarrier] : fiber.block->mbarriers) {
     if (!is_ordered(mbarrier.initialised, fiber) || comes_after_one_of(mbarrier.proxy_fences, fiber)) continue;
-    mbarrier.proxy_fences.push_back(stamp_of(fiber, fiber.proxy_fence.clock));
+    mbarrier.proxy_fences.push_back(stamp_of(fiber, fiber.proxy_fences.back().clock));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime.h"
 
@@ -249,6 +250,25 @@ Cell& cell_at(uintptr_t address) {
   }
 }
 
+// Raises the clock of each thread of a block to what those events tell of it, and the events in front of them.
+void raise_by_events(const Block& block, std::vector<int> open, uint64_t* fenced) {
+  std::vector<bool> seen(block.events.size(), false);
+  while (!open.empty()) {
+    const int index = open.back();
+    open.pop_back();
+    if (index < 0 || seen[index]) continue;
+    seen[index] = true;
+    const Event& event = block.events[index];
+    for (const Lanes& lanes : event.lanes) {
+      for (uint32_t mask = lanes.mask; mask != 0; mask &= mask - 1) {
+        uint64_t& clock = fenced[lanes.warp * kWarp + __builtin_ctz(mask)];
+        clock = std::max(clock, event.time);
+      }
+    }
+    open.insert(open.end(), event.before.begin(), event.before.end());
+  }
+}
+
 // The clocks up to which fences in front of that fiber's present cover the accesses of each thread; empty without fences.
 std::vector<uint64_t> fenced_before(const Fiber& fiber) {
   const size_t threads = machine.launch.threads;
@@ -256,6 +276,7 @@ std::vector<uint64_t> fenced_before(const Fiber& fiber) {
   std::vector<uint64_t> fenced(machine.cluster.size() * threads, 0);
   for (const Block* block : machine.cluster) {
     uint64_t warps[kMaxWarps] = {}, whole = 0;
+    std::vector<int> events;
     for (const Fiber* one : block->fibers) {
       const Fence& fence = one->fence;
       if (fence.clock == 0 || !is_ordered(stamp_of(*one, fence.clock), fiber)) continue;
@@ -263,11 +284,13 @@ std::vector<uint64_t> fenced_before(const Fiber& fiber) {
       fenced[block->rank * threads + one->thread] = fence.clock;
       warps[one->warp()] = std::max(warps[one->warp()], fence.warp);
       whole = std::max(whole, fence.barrier);
+      if (fence.clock > block->barrier_clock) events.push_back(fence.event);
     }
     for (size_t thread = 0; thread < threads; ++thread) {
       uint64_t& clock = fenced[block->rank * threads + thread];
       clock = std::max({clock, warps[thread / kWarp], whole});
     }
+    raise_by_events(*block, std::move(events), fenced.data() + block->rank * threads);
   }
   return any ? fenced : std::vector<uint64_t>();
 }

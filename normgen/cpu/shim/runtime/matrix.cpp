@@ -125,7 +125,7 @@ namespace {
 void read_factors(uintptr_t start, int line, const Product& product, double* factors) {
   for (int piece = 0; piece < 2; ++piece) {
     const uintptr_t plain = start + static_cast<uintptr_t>(line) * 128 + piece * 16, from = plain ^ (plain >> 7 & 7) << 4;
-    check_factors(from, 16, product.pc);
+    check_read_for("tensor cores read factors", from, 16, product.pc);
     const auto* halves = reinterpret_cast<const unsigned short*>(from);
     const auto* words = reinterpret_cast<const unsigned*>(from);
     const int count = deep_of(product.kind) / 2;

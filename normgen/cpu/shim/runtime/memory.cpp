@@ -267,9 +267,9 @@ void check_access(uintptr_t address, size_t bytes, int access, bool aligned, uin
   if ((access & kWrite) != 0) check_shared_write(block, index, bytes, access, 0, pc);
 }
 
-// Of shared memory, by tensor cores on behalf of a warp: no thread lets others run meanwhile.
-void check_factors(uintptr_t address, size_t bytes, uintptr_t pc) {
-  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "tensor cores read factors outside shared memory");
+// Of shared memory, by tensor cores or the copy engine on behalf of threads: none lets others run meanwhile.
+void check_read_for(const char* reader, uintptr_t address, size_t bytes, uintptr_t pc) {
+  if (!in_shared(address)) fatal_fault(kOutOfBoundsShared, pc, "%s outside shared memory", reader);
   check_shared_extent(address, bytes, kRead, pc);
   check_shared_read(*machine.current->block, shadow_index(address), bytes, kRead, pc);
 }

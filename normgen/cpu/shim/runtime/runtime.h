@@ -130,6 +130,7 @@ struct Fence {  // a thread's last one, and what stood before it: clocks up to w
   uint64_t clock = 0;    // of the thread itself
   uint64_t barrier = 0;  // of its block, by the last block barrier in front of the fence
   uint64_t warp = 0;     // of its warp, by the last __syncwarp in front of the fence
+  int event = -1;        // the last event in front of the fence since its block's last barrier: fences cover what it tells
 };
 
 // ---- shared memory shadow: one cell per byte ----
@@ -245,12 +246,13 @@ struct Fiber {
   uint64_t warp_clock;  // of the last __syncwarp of the whole warp
   Fence fence;          // __threadfence
   bool sums_fenced;     // wgmma_fence, since it has had its sums
-  Fence proxy_fence;    // mbarrier_fence: makes generic writes visible to the copy engine
+  std::vector<Fence> proxy_fences;  // mbarrier_fence, shared_fence: make generic writes visible to the copy engine
   std::vector<int> acquired;  // updates of counters that this thread may rely on: indices into global.cpp's list
   uint64_t cluster_phase;
   bool cluster_arrived;
   std::vector<uint64_t> known;  // by warp of the cluster: the clock up to which values received tell of its accesses
   std::vector<Copy> uncommitted;
+  std::vector<Copy> stores;  // by the copy engine, which reads shared memory when they are waited for
   std::vector<std::vector<Copy>> groups;  // not a deque, whose constructor allocates: most threads copy nothing
   int lane() const { return thread % kWarp; }
   int warp() const { return thread / kWarp; }
@@ -269,6 +271,7 @@ struct Block {
   std::vector<Readers> readers;
   std::unordered_map<uintptr_t, Mbarrier> mbarriers;  // by address while the block is the live one
   Products products[kMaxWarps];
+  std::vector<std::pair<unsigned char*, std::vector<unsigned char>>> stored;  // what reaches memory at the block's end
   std::vector<unsigned char> saved_static, saved_dynamic;
   Shadow shadow;
 };
@@ -322,7 +325,7 @@ void report_stall();
 // memory.cpp
 enum Access { kRead = 1, kWrite = 2, kAtomic = 4 };
 void check_access(uintptr_t address, size_t bytes, int access, bool aligned, uintptr_t pc);
-void check_factors(uintptr_t address, size_t bytes, uintptr_t pc);
+void check_read_for(const char* reader, uintptr_t address, size_t bytes, uintptr_t pc);
 void trace_step(uintptr_t address, size_t bytes, int kind, int other = 0);
 bool in_shared(uintptr_t address);
 void check_shared_extent(uintptr_t address, size_t bytes, int access, uintptr_t pc);
@@ -349,9 +352,10 @@ bool check_mbarrier_order(const Mbarrier& mbarrier, uintptr_t pc);
 void check_proxy(const Mbarrier& mbarrier, uintptr_t pc);
 void check_cluster_fence(const Mbarrier& mbarrier, uintptr_t pc);
 void check_overwritten(const Copy& copy, uintptr_t pc);
+void check_stored(const Copy& copy, uintptr_t pc);
 
 // async.cpp
-void check_awaited(const Fiber& fiber);
+void check_awaited(Fiber& fiber);
 
 // order.cpp
 bool is_ordered(uint64_t stamp, const Fiber& reader);
