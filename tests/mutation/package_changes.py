@@ -1217,7 +1217,7 @@ CHANGES: tuple[Change, ...] = (
         TEAMS,
         ("return 8 * BARRIERS * self.schedule.stages", "return 8 * self.schedule.stages"),
         ("self._is_box(s.tensor) and not s.accumulate]", "self._is_box(s.tensor)]"),
-        ("held_bytes and not use.may_be_null", "held_bytes"),
+        ("SWIZZLED and not use.may_be_null", "SWIZZLED"),
         ("* self.held_bytes * places > self._stage_bytes", "* self.held_bytes > self._stage_bytes"),
         ("return 4 * TICKETS * BESIDE", "return 4 * BESIDE"),
         ("or self.teams > 2", ""),
