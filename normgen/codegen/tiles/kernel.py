@@ -361,7 +361,8 @@ class TileKernel:
         ring = Ring(self.slots()[1], hands_on=fragment.passing.hands_on)
         epilogue = StagedEpilogue(self.access, fragment.passing, ring, self.reduced)
         work = fragment.work(ring, self.over_k, epilogue.statements(), self.reduced)
-        return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *scalars, *work, AT_LOADS]
+        known = [*scalars, *epilogue.scalars()]
+        return [Gap(), *self.thread(), *ring.set_up(), *start_of_chain([], []), *known, *work, AT_LOADS]
 
     def work(self) -> list[Statement]:
         if not self.plan.in_shared:

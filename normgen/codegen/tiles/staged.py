@@ -10,7 +10,7 @@ from normgen.codegen.tiles.reduced import ReducedByTiles, ReducedText
 from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Store
-from normgen.schedule.tiles.wgmma import BESIDE, SWIZZLED, Wgmma
+from normgen.schedule.tiles.wgmma import BESIDE, BOX, PASSED_BYTES, Wgmma
 
 MAP = "const __grid_constant__ TensorMap"
 OF_COLUMNS = "for (int n = n0; n < n0 + kTileN; n += kPassN)"
@@ -40,7 +40,7 @@ class Passing:
     def params(self) -> list[Param]:
         """The maps of their memory."""
         m, n = self.fragment.cut.m, self.fragment.cut.n
-        boxes = Boxes(line=(SOURCES[n], SWIZZLED), lines=(SOURCES[m], self.fragment.schedule.tile_m))
+        boxes = Boxes(line=(SOURCES[n], BOX), lines=(SOURCES[m], self.fragment.schedule.tile_m))
         names = dict.fromkeys(self.access.problem.tensor(tensor).memory for tensor in self.tensors)
         return [Param(name=f"{t}_map", ctype=MAP, source=Source.TENSOR_MAP, key=t, boxes=boxes) for t in names]
 
@@ -55,18 +55,17 @@ class Passing:
 
     def cell(self) -> list[Statement]:
         """Where in a stage a lane's pair lies, which is the same of each of them."""
-        line = f"(j / 16 % (kPassN / {SWIZZLED}) * kTileM + own_m(i)) * {SWIZZLED}"
-        body = Do(f"return stage * kStage + {line} + (j / 2 % 8 ^ tm % 8) * 8 + 2 * tn")
+        line = f"(j / 16 % (kPassN / {BOX}) * kTileM + own_m(i)) * {BOX}"
+        body = Do(f"return {self._stage} + {line} + (j / 2 % 8 ^ tm % 8) * 8 + 2 * tn")
         return [function("cell_of", "int i, int j", [body])] if self.tensors else []
 
     def asked(self, ring: Ring) -> list[Statement]:
         """By the thread that asks for tiles: behind those of the sides a stage for each pass."""
         if not self:
             return []
-        held = self.fragment.held_bytes
         count = f"{len(self.loads)} * ".removeprefix("1 * ")
         boxes = [self._box("tensor_load({0}, {1}, &full[stage])", load.tensor) for load in self.loads]
-        filled = ring.filled(f"{count}kTileM * kPassN * {held}" if boxes else "", self._over_boxes(boxes))
+        filled = ring.filled(f"{count}kTileM * kPassN * {PASSED_BYTES}" if boxes else "", self._over_boxes(boxes))
         return [For(OF_COLUMNS, tuple(filled))]
 
     def stored(self, ring: Ring) -> list[Statement]:
@@ -77,12 +76,17 @@ class Passing:
         behind = Set("stage", f"(stage + {steps}) % kStages", comment="behind those of the sides")
         return [behind, For(OF_COLUMNS, tuple(ring.stored(self._over_boxes(boxes), warps=warps)))]
 
+    @property
+    def _stage(self) -> str:
+        """Where a stage begins, in elements of what passes."""
+        return f"{self.fragment.held_bytes // PASSED_BYTES} * stage * kStage".removeprefix("1 * ")
+
     def _over_boxes(self, boxes: list[Statement]) -> list[Statement]:
-        return [For(f"for (int at = 0; at < kPassN; at += {SWIZZLED})", tuple(boxes))] if boxes else []
+        return [For(f"for (int at = 0; at < kPassN; at += {BOX})", tuple(boxes))] if boxes else []
 
     def _box(self, call: str, tensor: str) -> Statement:
         memory = self.access.problem.tensor(tensor).memory
-        return Do(call.format(f"&{tensor}_tiles[stage * kStage + at * kTileM]", f"&{memory}_map, n + at, m0"))
+        return Do(call.format(f"&{tensor}_tiles[{self._stage} + at * kTileM]", f"&{memory}_map, n + at, m0"))
 
 
 class StagedEpilogue(Epilogue):
@@ -116,8 +120,12 @@ class StagedEpilogue(Epilogue):
             start, made = self.reduced.start(), [*made, *self.reduced.leave()]
         if self.passing:
             made = [loop("pass", "kTileN / kPassN", self.ring.passed(made), unroll=UNROLL)]
+        return [*start, *made]
+
+    def scalars(self) -> list[Statement]:
+        """What each warp may know before it goes its way."""
         finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
-        return [*self._scalars([*self.plan.cut.epilogue, *finish]), *start, *made]
+        return self._scalars([*self.plan.cut.epilogue, *finish])
 
     def _over_columns(self, body: list[Statement]) -> For:
         first, end = ("pass * (kPassN / 4)", "(pass + 1) * (kPassN / 4)") if self.passing else ("0", "kThreadN")

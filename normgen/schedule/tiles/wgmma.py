@@ -16,8 +16,9 @@ TEAM = 4 * WARP  # threads that share an instruction
 LINES = 64  # along m, of one instruction
 COLUMNS = (64, 128, 256)  # along n
 LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
-SWIZZLED = 64  # elements of 16 bits of a line
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
+PASSED_BYTES = 2  # of an element of what passes through stages behind the products
+BOX = 64  # columns of it that the copy engine moves at a time
 BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
 BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
 TICKETS = 64  # for lines of tiles: more lines share these
@@ -36,7 +37,7 @@ class Wgmma(TensorCores):
     every eighth column, of lines 8 apart. What is as large as the result passes through stages, too: the thread that
     asks brings it while the last products are under way, teams put results in its place, and another thread has the
     copy engine store them. Float32 that a formula rounds to TF32 the copy engine rounds on its way, to nearest, ties to
-    even; their results pass by the lanes' own accesses.
+    even.
     """
 
     producers = TEAM
@@ -140,7 +141,7 @@ class Wgmma(TensorCores):
     def passing(self) -> tuple[tuple[Load, ...], tuple[Store, ...]]:
         """What passes through stages behind the products, as far as one has room: loads, and stores in their places."""
         columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and {*s.kind.axes} == self.result]
-        room = self._stage_bytes // (self.schedule.tile_m * SWIZZLED * self.held_bytes)
+        room = self._stage_bytes // (self.schedule.tile_m * BOX * PASSED_BYTES)
         loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor)]
         stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
         hinted = self.schedule.store is not StoreHint.DEFAULT
@@ -148,13 +149,14 @@ class Wgmma(TensorCores):
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)
-        return use.dtype.bytes == self.held_bytes == LINE_BYTES // SWIZZLED and not use.may_be_null
+        is_aligned = min(self.problem.align, self.problem.row_alignment(use)) >= ALIGNMENT
+        return is_aligned and use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
     def pass_columns(self) -> int:
         """Of a tile, that pass through a stage at a time, also where nothing but reductions do; 0: nothing does."""
         places, columns = max(map(len, self.passing)), self.schedule.tile_n
-        while columns * self.schedule.tile_m * self.held_bytes * places > self._stage_bytes:
+        while columns * self.schedule.tile_m * PASSED_BYTES * places > self._stage_bytes:
             columns //= 2
         return columns if places or self.cut.reduced else 0
 

@@ -106,16 +106,19 @@ def test_the_nearest_is_taken_and_of_two_the_even_one(way: str) -> None:
 
 
 def test_what_is_stored_so_or_of_16_bits_no_copy_rounds() -> None:
-    """A factor of 16 bits is a TF32 as it is, but no word; results pass by no stage."""
+    """A factor of 16 bits is a TF32 as it is, but no word; results of 16 bits pass through stages."""
     wide = problem_for(load("linear_tf32"), shape=(64, 68), inner=64, dtype="f32", layout=TURNED)
     assert refusal(wide, WAYS["a team"], target("h200")) is None
     for case, problem in (("x", CASES["linear"]), ("y", CASES["linear"])):
         mixed = replace(problem, dtypes={case: "bf16"})
         why = tile_plan(mixed).fragment.refusal()
         assert (why is None) == (case == "y"), why
-    module = replace(CASES["linear"], dtypes={"y": "bf16"}, bound=1e-2).module((70, 36, 68), WAYS["a team"])
-    [program] = build_many([module])
-    assert not ran(replace(CASES["linear"], dtypes={"y": "bf16"}, bound=1e-2), program, (70, 36, 68))
+    narrow = replace(CASES["linear"], dtypes={"y": "bf16"}, bound=1e-2)
+    sizes = ((70, 36, 68), (70, 36, 72))  # lines of 16 bits that boxes do not start, and lines that they do
+    modules = [narrow.module(each, WAYS["a team"]) for each in sizes]
+    assert ["tensor_store" in module.text for module in modules] == [False, True]
+    for program, each in zip(build_many(modules), sizes, strict=True):
+        assert not ran(narrow, program, each)
 
 
 def tile_plan(case: Case) -> TilePlan:
