@@ -1180,7 +1180,7 @@ CHANGES: tuple[Change, ...] = (
         "schedule/tiles/plan.py",
         TILES,
         ("if len(bare) < len(side.slots):", "if not bare:"),
-        ("self.riding_floats, behind, exchanged)", "behind, exchanged)"),
+        ("self.riding_floats, self.reduced_floats, exchanged)", "self.reduced_floats, exchanged)"),
         ("return s.threads % line == 0 and vectors % s.threads == 0", "return s.threads % line == 0"),
     ),
     *changes("schedule/tiles/plan.py", TILES, ("return (self.parts - 1) * each", "return each")),

@@ -119,10 +119,10 @@ void fault_unawaited(const char* who, const Copy& copy) {
                copy.bytes);
 }
 
-// Each piece of up to 16 bytes of a box of a matrix of 16-bit elements that has elements: where it lies in memory and in
-// shared memory, and how many elements of the matrix it has, of how many.
-constexpr unsigned long long kRoundedFloats = 11;  // a kind of elements: of 4 bytes, where others have 2
+constexpr unsigned long long kRoundedFloats = 11;  // CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
 
+// Each piece of 16 bytes of a box of a matrix: where it lies in memory and in shared memory, how many bytes of it are of
+// the matrix, and how many are not.
 // `map`: address, bytes of a pitch, elements of a line, lines, of a box both, and the kind of elements.
 template <typename Visit>
 void visit_box(const unsigned long long* map, int element, int line, const void* shared, uintptr_t pc, const Visit& visit) {
