@@ -137,7 +137,10 @@ def teams(problem: Problem, device: Device) -> Iterator[Schedule]:
     """
     vector, cut = widest(problem, device), contraction(problem)
     way = Schedule(hold=Hold.SHARED, copy=Copy.BULK, fragment=Fragment.WGMMA, vector=vector)
-    way = way.varied(tile_k=Wgmma(problem, way, cut).line)
+    cores = Wgmma(problem, way, cut)
+    if cores.untensored:
+        return
+    way = way.varied(tile_k=cores.line)
     way = way.varied(arithmetic=problem_arithmetic(problem))  # tensor cores wait for what is behind their products
     sizes = [problem.sizes.along(axis) for axis in (cut.m, cut.n)]
     for (tile_m, thread_m), tile_n in itertools.product(TEAMS, COLUMNS):
