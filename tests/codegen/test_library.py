@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normgen.codegen.library import files, in_order, needed
+from normgen.codegen.library import files, in_order, made, needed
 from normgen.codegen.module import Module, inverse_of
 from normgen.codegen.statements import identifiers
 from normgen.cuda import nvrtc
@@ -43,13 +43,13 @@ def nvrtc_loads() -> bool:
 @pytest.mark.skipif(not nvrtc_loads(), reason="NVRTC does not load on this machine")
 @pytest.mark.parametrize("name", files())
 def test_a_file_compiles_by_itself(name: str) -> None:
-    module = Module(instructions="", text=f'#include "{name}.cuh"\n', kernels=())
+    module = Module(instructions="", text=made().get(name) or f'#include "{name}.cuh"\n', kernels=())
     assert "error" not in compile_module(module, 90, options=[f"--include-path={FOLDER}"]).log
 
 
 @pytest.mark.parametrize("name", files())
 def test_a_file_reads_well_and_names_all_that_it_needs(name: str) -> None:
-    text = (FOLDER / f"{name}.cuh").read_text(encoding="utf-8")
+    text = made().get(name) or (FOLDER / f"{name}.cuh").read_text(encoding="utf-8")
     defined = re.findall(r"^__(?:device|host)__[^(\n]*?(\w+)\(", text, re.MULTILINE)
     defined += re.findall(r"^(?:template <[^\n]*>\s)?(?:struct|using) (\w+)\b(?!<)", text, re.MULTILINE)
     assert text.startswith("#pragma once  // ")

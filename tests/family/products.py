@@ -120,11 +120,34 @@ def rmsnorm_linear_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
     }
 
 
+def linear_cross_entropy(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """torch.nn.functional.cross_entropy of a linear layer's logits, and PaLM's z-loss."""
+    z, label = t["x"] @ t["w"], t["label"].astype(np.int64)
+    lse = np.logaddexp.reduce(z, axis=1)
+    counts, is_column = label != s["ignore_index"], (label >= 0) & (label < z.shape[1])
+    right = z[np.arange(len(z)), np.where(is_column, label, 0)]
+    smoothing = s["label_smoothing"]
+    found = lse - (1 - smoothing) * right - smoothing * z.mean(axis=1) + s["z_loss"] * lse**2
+    return {"lse": lse, "loss": np.where(counts, np.where(is_column, found, np.nan), 0)}
+
+
+def linear_cross_entropy_grad(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """softmax(z) less what is wanted, of the classes from `first` on."""
+    z, label, lse, dloss = t["x"] @ t["w"], t["label"].astype(np.float64), t["lse"][:, None], t["dloss"][:, None]
+    smoothing, classes = s["label_smoothing"], s["classes"]
+    wanted = (np.arange(z.shape[1]) == (label - s["first"])[:, None]) * (1 - smoothing) + smoothing / classes
+    found = dloss * (np.exp(z - lse) * (1 + 2 * s["z_loss"] * lse) - wanted)
+    is_column = ((label >= 0) & (label < classes))[:, None]
+    return {"dlogits": np.where((label == s["ignore_index"])[:, None], 0, np.where(is_column, found, np.nan))}
+
+
 FORWARD: dict[str, Function] = {
     "linear": linear,
     "linear_add": linear_add,
     "linear_add_rms": linear_add_rms,
     "linear_bias_gelu": linear_bias_gelu,
+    "linear_cross_entropy": linear_cross_entropy,
+    "linear_cross_entropy_grad": linear_cross_entropy_grad,
     "linear_swiglu": linear_swiglu,
     "linear_swiglu_to_fp8_group": linear_swiglu_to_fp8_group,
     "linear_tf32": linear_tf32,

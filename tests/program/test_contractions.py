@@ -14,7 +14,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, SpecError
 from normgen.program.classes import ProgramClass, class_of, class_of_formulas, program_class, tile_axes
-from normgen.program.functions import COL, Stored, cast
+from normgen.program.functions import Stored, cast
 from normgen.program.ir import (
     Load,
     Map,
@@ -29,7 +29,7 @@ from normgen.program.ir import (
     stage_of,
 )
 from normgen.program.lower import lower
-from normgen.program.monoid import ARGMAX, DOT, MAX, SUM, symbol
+from normgen.program.monoid import DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
 from normgen.program.rewrites.contractions import factors_join, factors_leave
 from normgen.program.source import problem_for, written_program
@@ -376,9 +376,6 @@ OF_RESULT = {
     "a reduction of the result waits for another one": Reduce(("s",), Kind.ROW, SUM, (symbol("y") * symbol("top"),)),
     "what waits for a reduction of the result is made of no other sum": Map(
         "s", Kind.ROW, symbol("top") * symbol("squares")
-    ),
-    "a kernel of products reduces rows of its result to sums and extrema": Reduce(
-        ("s", "s_at"), Kind.ROW, ARGMAX, (symbol("y"), COL)
     ),
 }
 

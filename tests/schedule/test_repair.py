@@ -59,7 +59,7 @@ def test_where_few_changes_are_not_enough_the_default_is_told_with_what_was_aske
         assert found.changes is not None
         assert not set(found.changes) & set(knobs)
         assert refusal(given, schedule.varied(**found.changes), H200) is None
-    found = repair(given, Schedule(hold="registers"), H200, {"hold"})  # type: ignore[arg-type]
+    found = repair(given, Schedule(softmax="online"), H200, {"softmax"})  # type: ignore[arg-type]
     assert found is not None
     assert found.changes is None
     assert "nor the default with it" in str(found.error(Schedule()))

@@ -6,13 +6,13 @@
 // wrote, or knew of, before they took theirs is seen.
 __device__ __forceinline__ bool takes_last_ticket_of(unsigned* ticket, unsigned count) {
   __syncwarp();
-  unsigned taken = 0;
+  unsigned mine = 0;
   if (threadIdx.x % 32 == 0) {
     fence_device();
-    taken = atomicAdd(ticket, 1u) + 1;
+    mine = atomicAdd(ticket, 1u) + 1;
     fence_device();
-    if (taken == count) *ticket = 0;
+    if (mine == count) *ticket = 0;
   }
   __syncwarp();
-  return __shfl_sync(0xffffffffu, taken, 0) == count;
+  return __shfl_sync(0xffffffffu, mine, 0) == count;
 }

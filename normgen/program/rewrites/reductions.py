@@ -100,7 +100,7 @@ def online_results(program: RowProgram) -> RowProgram:
         kinds, result = value_kinds(program), program.dots[0].kind
         return [pair for pair in _denominators(program) if kind_of(pair.e, kinds) is result]
 
-    return _replace_each(program, denominators, _online)
+    return _replace_each(program, denominators, _online) if program.dots else program
 
 
 def _known(method: str, known: tuple[str, ...], what: str) -> None:
