@@ -166,7 +166,7 @@ class Wgmma(TensorCores):
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)
-        is_aligned = self.schedule.vector * PASSED_BYTES >= ALIGNMENT
+        is_aligned = min(self.problem.align, self.problem.row_alignment(use)) >= ALIGNMENT
         return is_aligned and use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
