@@ -346,7 +346,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("beside == 0 ? kWarps - kBeside + 1 : 1", "kWarps"),
         ("if (beside == 0 && lane == 0)", "if (lane == 0)"),
         ("tile = 0; tile < blocks_n", "tile = 1; tile < blocks_n"),
-        ("    fence_device();\n    taken", "    taken"),
+        ("    fence_device();\n    mine", "    mine"),
         ("+ 1;\n    fence_device();", "+ 1;"),
     ],
 }
