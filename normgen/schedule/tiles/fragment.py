@@ -540,11 +540,6 @@ class Streamed(TensorCores):
         return 0
 
 
-def takes_tensor_cores(problem: Problem) -> bool:
-    """Whether tensor cores multiply the factors of the problem's products, where there are such."""
-    return bool(added_at_once(problem))
-
-
 def added_at_once(problem: Problem) -> int:
     """Products that tensor cores take at a step at least, as those of sm_80: half of an instruction's; 0: take none."""
     try:
@@ -555,7 +550,7 @@ def added_at_once(problem: Problem) -> int:
 
 
 def has_tensor_cores(problem: Problem, device: Device) -> bool:
-    """The same of a device."""
+    """Whether the device has tensor cores that multiply the factors of the problem's products."""
     return tensor_fmas(problem, device) > 0
 
 
