@@ -14,12 +14,25 @@ from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Set, Stat
 from normgen.codegen.tiles.fragment import MmaText, SimtText
 from normgen.codegen.tiles.side import UNROLL, MatrixSide, SideText
 from normgen.program.ir import Load
-from normgen.schedule.tiles.fragment import ACROSS, K_LANES, PAD, TOGETHER, VECTOR, WARP
+from normgen.schedule.tiles.fragment import ACROSS, K_LANES, PAD, TOGETHER, VECTOR, WARP, Streamed
+from normgen.spec.formula import Cast, Expression
 
 LINES = 8  # of a matrix
 # Vectors of a lane that are multiplied, then asked for, together: 128 bytes of a line. Memory gives the two halves of
 # these 1.1 times as fast if they are asked for one after the other (4096 -> 28672, H200).
 AT_A_TIME = 2
+
+
+class StreamedSide(SideText):
+    """Lines of which a lane has vectors in registers."""
+
+    def computed(self, slot: Expression) -> Expression:
+        """Packing rounds it."""
+        return slot.arg if isinstance(slot, Cast) else slot
+
+    @property
+    def own_index(self) -> str:
+        return "[i]"
 
 
 class StreamedText(SimtText):
@@ -29,7 +42,13 @@ class StreamedText(SimtText):
     lines have the pairs of k that an instruction multiplies, of two columns, which are two lines of its matrix.
     """
 
+    left = StreamedSide
     said = ("Warps share k, and multiply by tensor cores.",)
+
+    @property
+    def makes(self) -> bool:
+        assert isinstance(self.plan.fragment, Streamed)
+        return self.plan.fragment.makes
 
     def depth(self) -> list[Let]:
         said = "vectors of a line that a lane has on their way"
@@ -79,7 +98,7 @@ class StreamedText(SimtText):
         k = self.plan.cut.k
         parts = [Do(f"float {name}_part[kTileN / 16][kTileM / {LINES}][4] = {{}}") for name, _, _ in self.factors()]
         first, end = self.first, self.access.end(k)
-        step = loop("ahead", "kTogether", [*self.ride(), Do("add_products(first + ahead)")], unroll=UNROLL)
+        step = loop("ahead", "kTogether", [*self.make(), Do("add_products(first + ahead)")], unroll=UNROLL)
         read = [If("more", (Do("read_vectors(first, k0 + kWarps * kTileK)"),), alone=True)]
         each = partial(For, "for (int first = 0; first < kAhead; first += kTogether)", unroll=UNROLL)
         body = (Let("const bool", "more", f"{end} - k0 > kWarps * kTileK"), each((step, *read)))
@@ -88,6 +107,7 @@ class StreamedText(SimtText):
             *parts,
             *self.start_riding(),
             *(self.held(side, load) for side in self.sides for load in side.loads),
+            *self.made(),
             Gap(),
             function("read_vectors", "int first, int k0", self.read()),
             Gap(),
@@ -102,7 +122,14 @@ class StreamedText(SimtText):
     def held(self, side: SideText, load: Load) -> Statement:
         """A lane's vectors of a load: of each line of a tile, kAhead of them."""
         vec = self.access.vec(load.tensor, "kVector")
-        return Do(f"{vec} {load.name}_vec[kAhead][kTile{side.letter} / {LINES}]")
+        lines = f"[kTile{side.letter} / {LINES}]" if load.kind.is_matrix else ""
+        return Do(f"{vec} {load.name}_vec[kAhead]{lines}")
+
+    def made(self) -> list[Statement]:
+        """Where the factors lie that a lane makes of vectors."""
+        vec = f"Vec<{self.plan.fragment.dtype.ctype}, kVector>"
+        names = self.sides[0].slots.values() if self.makes else ()
+        return [Do(f"{vec} {name}_made[kTileM / {LINES}]") for name in names]
 
     def read(self) -> list[Statement]:
         """The vectors of a turn, first those that come from memory; nothing is asked for beyond the end of k.
@@ -116,14 +143,17 @@ class StreamedText(SimtText):
             lines: list[Statement] = [Let("const int", "k", own)]
             hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
             inside = self.access.inside({side.k: "k"})
+            of_all: list[Statement] = [*lines]
             for load in side.loads:
                 read = self.access.read(load.tensor, {side.axis: side.index, side.k: "k"}, "kVector", hint=hint)
                 read = f"({read})" if " ? " in read else read
                 beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"
-                lines.append(Set(f"{load.name}_vec[first + ahead][i]", f"{inside} ? {read} : {beyond}"))
+                place, own = ("[i]", lines) if load.kind.is_matrix else ("", of_all)
+                own.append(Set(f"{load.name}_vec[first + ahead]{place}", f"{inside} ? {read} : {beyond}"))
             over = loop("ahead", "kTogether", lines, unroll=UNROLL)
             body: list[Statement] = [Let("const int", side.index, self.line(side)), over]
             found.append(loop("i", f"kTile{side.letter} / {LINES}", body, unroll=UNROLL))
+            found += [loop("ahead", "kTogether", of_all, unroll=UNROLL)] if len(of_all) > 1 else []
         return found
 
     def line(self, side: SideText) -> str:
@@ -138,12 +168,14 @@ class StreamedText(SimtText):
     def multiply_vectors(self) -> Statement:
         """Two steps of 16 along k for each vector: halves of it, of both sides the same."""
         added, mma = list[Statement](), f"mma_{self.plan.fragment.dtype.name}"
+        own = "made" if self.makes else "vec[ahead]"
         for total, x, y in self.factors():
             left = ", ".join(self.matrix(y))
             part = f"{total}_part[j][i]"
-            of_m = Do(f"{mma}({y}_lines, &{x}_vec[ahead][i].bits[2 * step], &{part}[0], &{part}[2])")
+            of_m = Do(f"{mma}({y}_lines, &{x}_{own}[i].bits[2 * step], &{part}[0], &{part}[2])")
             over_m = loop("i", f"kTileM / {LINES}", [of_m], unroll=UNROLL)
-            added += [Do(f"const unsigned {y}_lines[4] = {{{left}}}"), over_m]
+            lines = Do(f"const unsigned {y}_lines[4] = {{{left}}}")
+            added += [*([] if lines in added else [lines]), over_m]
         over_n = loop("j", "kTileN / 16", added, unroll=UNROLL)
         return loop("step", "2", [over_n], unroll=UNROLL)
 
@@ -165,16 +197,27 @@ class StreamedText(SimtText):
             found += [Do(f"float {own}[kTileM / {LINES}]"), loop("i", f"kTileM / {LINES}", [start], unroll=UNROLL)]
         return found
 
-    def ride(self) -> list[Statement]:
+    def make(self) -> list[Statement]:
+        """Of a lane's vectors of the lines along m: what rides along, and factors that are not as they are stored."""
         side = self.sides[0]
-        if not side.side.riding:
+        if not (side.side.riding or self.makes):
             return []
-        texts = {load.name: f"element({load.name}_vec[first + ahead][i], e)" for load in side.loads}
+        here = {load: f"{load.name}_vec[first + ahead]" + "[i]" * load.kind.is_matrix for load in side.loads}
+        texts = {load.name: f"element({vec}, e)" for load, vec in here.items()}
         place = f"({self.along_k('k0', '(first + ahead)')} + e)"
         at = {side.axis: f"({side.index}0 + {LINES} * i + line)", side.k: place}
         values, names = side.values(texts, {}, at)
-        body = [*values, *side.ride(names, self.access.inside(at), "[i]")]
-        return [loop("i", f"kTileM / {LINES}", [loop("e", "kVector", body, unroll=UNROLL)], unroll=UNROLL)]
+        arrays, packed = list[Statement](), list[Statement]()
+        body, inside = [*values], self.access.inside(at)
+        if self.makes:
+            for name in side.slots.values():
+                arrays.append(Do(f"float {name}_values[kVector]"))
+                packed.append(Do(f"pack({name}_made[i], {name}_values)"))
+            body += side.factors(names, inside, "[e]")
+        else:
+            body += side.ride(names, inside, side.own_index)
+        vector = [*arrays, loop("e", "kVector", body, unroll=UNROLL), *packed]
+        return [loop("i", f"kTileM / {LINES}", vector, unroll=UNROLL)]
 
     # ---- sums of all warps -------------------------------------------------------------------------------------
 

@@ -453,7 +453,7 @@ class Streamed(TensorCores):
     """16 bits straight from memory to registers, for few lines along m, which lie along k.
 
     A lane reads 16 bytes of a line, two steps of the instruction; of a side that lies across k it reads 8 columns of
-    each of as many lines. The instruction's left matrix is of the side along n, 16 lines, its right one of the side
+    each of as many lines. What a formula makes of the lines along m it makes of a vector before that is multiplied. The instruction's left matrix is of the side along n, 16 lines, its right one of the side
     along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through shared memory in the order of their
     numbers: a result depends on no other line.
     """
@@ -470,10 +470,11 @@ class Streamed(TensorCores):
         s, cut = self.schedule, self.cut
         if self.untensored:
             return self.untensored
-        computed = any(not isinstance(slot, Name) for side in cut.sides for slot in side.slots)
-        others = any(side.maps or not ld.kind.is_matrix for side in cut.sides for ld in side.loads)
-        if computed or others or cut.ahead or cut.right.riding:
-            return "factors that come straight from memory are as they are stored: hold = shared for others"
+        is_bare = all(isinstance(slot, Name) for slot in cut.right.slots) and not cut.right.maps
+        if not is_bare or any(not load.kind.is_matrix for load in cut.right.loads) or cut.right.riding:
+            return f"factors of {cut.n} that come straight from memory are as they are stored: hold = shared for others"
+        if cut.ahead or any(load.kind.axes and cut.k not in load.kind.axes for load in cut.left.loads):
+            return f"of each row lanes know what they read along {cut.k}: hold = shared for factors of more"
         if not self.lies_deep(cut.left):
             return f"lanes read lines along {cut.k} of the side of {cut.m}: hold = shared, or another layout"
         if not self.lies_deep(cut.right) and s.tile_n % ACROSS:
@@ -505,26 +506,39 @@ class Streamed(TensorCores):
         return self.warps * (sums + 4 * s.tile_m * len(self.cut.left.riding))
 
     @property
-    def factors(self) -> int:
-        """Sums of a warp, and vectors on their way."""
+    def makes(self) -> bool:
+        """Whether lanes make factors of what they read of the lines along m."""
+        return not {*self.cut.left.slots} <= {Name(load.name) for load in self.cut.left.loads}
+
+    @property
+    def vectors(self) -> int:
+        """Of a lane, that it reads for the products of one: of lines along m, of these along k alone, and along n."""
         along_m, along_n = self.matrices
-        vectors = along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots)
-        return 4 * (along_m * along_n * len(self.cut.sums) + self.schedule.tile_k // WARP * vectors)
+        loads = [load for load in self.cut.left.loads if load.kind.axes]
+        left = sum(along_m if load.kind.is_matrix else 1 for load in loads)
+        return left + 2 * along_n * len(self.cut.right.slots)
+
+    @property
+    def factors(self) -> int:
+        """Sums of a warp, vectors on their way, and those that it has made of them."""
+        along_m, along_n = self.matrices
+        made = along_m * len(self.cut.left.slots) if self.makes else 0
+        return 4 * (along_m * along_n * len(self.cut.sums) + self.schedule.tile_k // WARP * self.vectors + made)
 
     @property
     def instructions(self) -> float:
-        """Loads with their addresses, and two products of matrices for each pair of vectors."""
+        """Loads with their addresses, what is made of elements, and two products of matrices for each pair of vectors."""
         along_m, along_n = self.matrices
-        loads = 4 * (along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots))
-        return self.schedule.tile_k / WARP * (loads + 2 * along_m * along_n * len(self.cut.sums))
+        element = ELEMENT * len(self.cut.left.loads) + self.exponential * self.cut.left.exponentials
+        made = VECTOR * along_m * element if self.makes else 0.0
+        return self.schedule.tile_k / WARP * (4 * self.vectors + made + 2 * along_m * along_n * len(self.cut.sums))
 
     @property
     def wait(self) -> float:
         """Of memory while all SMs ask, and of a warp alone with its vectors: to ask for them, and to multiply them."""
         along_m, along_n = self.matrices
-        vectors = along_m * len(self.cut.left.slots) + 2 * along_n * len(self.cut.right.slots)
         products = 2 * along_m * along_n * len(self.cut.sums)
-        return MEMORY_WAIT + self.schedule.tile_k / WARP * (VECTOR_WAIT * vectors + PRODUCT_WAIT * products)
+        return MEMORY_WAIT + self.schedule.tile_k / WARP * (VECTOR_WAIT * self.vectors + PRODUCT_WAIT * products)
 
     @property
     def behind(self) -> float:

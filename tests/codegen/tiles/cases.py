@@ -290,3 +290,56 @@ STREAMED["a maximum beside the products"] = of_16_bits(
     ),
     "bf16",
 )
+BF16 = Stored("bf16")
+
+
+def rounded(a: Any) -> Any:
+    return a.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def normed_sums(a: Any) -> dict[str, Any]:
+    rstd = 1 / np.sqrt((a["x"] ** 2).mean(1, keepdims=True) + a["eps"])
+    left = rounded(a["x"] * a["gain"])
+    return {"y": silu(product(left, a["w"]) * rstd) * product(left, a["up"]) * rstd, "rstd": rstd}
+
+
+STREAMED |= {  # lanes make factors of what they read
+    "a norm in front of two sums": Case(
+        {**TURNED, "up": ("cols", "inner"), "gain": ("inner",), "rstd": ("rows",)},
+        (
+            rides("squares", SUM, x**2, Kind.ROW),
+            RSTD,
+            Map("a", Kind.LEFT, cast(x * gain, BF16)),
+            dot("g", symbol("a"), w),
+            dot("u", symbol("a"), up),
+            Map("z", Kind.ELEM, g * symbol("rstd")),
+            Map("y", Kind.ELEM, symbol("z") / (1 + sp.exp(-symbol("z"))) * u * symbol("rstd")),
+            STORE,
+            Store("rstd", "rstd", Kind.ROW),
+        ),
+        normed_sums,
+        dtypes={"x": "bf16", "w": "bf16", "up": "bf16", "gain": "f32"},
+        scalars={"eps": 1e-3},
+        nullable=("rstd",),
+        null_as={"gain": 1.0},
+        bound=1e-3,
+    ),
+    "exponentials, of no 0 beyond an edge": Case(
+        {**TURNED, "x2": ("rows", "inner"), "total": ("rows",)},
+        (
+            rides("total", SUM, sp.exp(x), Kind.ROW),
+            dot("h", cast(sp.exp(x), BF16), w),
+            dot("g", cast(x2 * ROW, BF16), w),
+            Map("y", Kind.ELEM, h + g),
+            STORE,
+            Store("total", "total", Kind.ROW),
+        ),
+        lambda a: {
+            "y": product(rounded(np.exp(a["x"])), a["w"])
+            + product(rounded(a["x2"] * np.arange(a["x"].shape[0])[:, None, None]), a["w"]),
+            "total": np.exp(a["x"]).sum(1, keepdims=True),
+        },
+        dtypes={"x": "bf16", "x2": "bf16", "w": "bf16"},
+        bound=1e-3,
+    ),
+}
