@@ -25,12 +25,14 @@ def handle(
     device: int,
     any_rows: bool = False,
     beside: int = 1,
+    layout: Mapping[str, str] | None = None,
 ) -> Kernel:
     """A kernel of the spec for these rows; it takes any other number of them too. `any_rows`: by a schedule of theirs.
 
     inner    length of that axis; 0 of a gradient that reads no tensor with it
     batches  that have a matrix of their own; 0: none has
     beside   rows that lie side by side: arrays are then [.., cols, ..], with so many elements behind each of a row
+    layout   matrix -> the order of its axes where it is another one than the spec's
 
     Warns, and raises, as `normgen.kernel`.
     """
@@ -49,6 +51,7 @@ def handle(
         deterministic=deterministic,
         stable_parameters=stable_parameters,
         device=device,
+        layout=layout or None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,12 +81,19 @@ class Calls(Forms):
         first, dtypes = self.checked(tensors), dtypes_of(tensors)
         sizes = self._sizes(first, self.lengths(tensors) if self.spec.has_inner else None)
         apart = apart_of(first) if by_layout else None
-        key = (written, dtype, self.in_order(), apart, *sizes, *dtypes)
+        turned = self.turned(tensors)
+        key = (written, dtype, self.in_order(), apart, turned, *sizes, *dtypes)
         found: Ready | None = self.known.get(key)
         if found is None:
             uses = self.forward(written, dtypes, dtype)
-            found = self.known[key] = self._made(uses, first, tensors, apart)
+            found = self.known[key] = self._made(uses, first, tensors, apart, turned)
         return found
+
+    def turned(self, tensors: Values) -> frozenset[str]:
+        """The matrices that lie in the other order, as weight.T of torch's Linear; tensors in the order of `reads`."""
+        if not self.spec.has_inner:
+            return frozenset()
+        return _turned((t.name, t.kind, v) for t, v in zip(self.reads, tensors, strict=True))
 
     def in_order(self) -> bool:
         """Whether a forward call is to add its totals in one order, as torch says now; False where there are none."""
@@ -114,10 +121,11 @@ class Calls(Forms):
         first = tensors[uses.rows[0]]
         sizes = self._sizes(first, self._lengths_of(uses.reads, tensors))
         apart = next((a for i in uses.rows if (a := apart_of(tensors[i]))), None) if by_layout else None
-        key = (uses, torch.are_deterministic_algorithms_enabled(), apart, *sizes, *[t.dtype for t in tensors])
+        turned = _turned((u.name, u.kind, t) for u, t in zip(uses.reads, tensors, strict=True))
+        key = (uses, torch.are_deterministic_algorithms_enabled(), apart, turned, *sizes, *[t.dtype for t in tensors])
         found: Ready | None = self.known.get(key)
         if found is None:
-            found = self.known[key] = self._made(uses, first, tensors, apart)
+            found = self.known[key] = self._made(uses, first, tensors, apart, turned)
         return found
 
     def like(self, uses: Uses, given: Mapping[str, Value]) -> Values:
@@ -186,7 +194,14 @@ class Calls(Forms):
         cols, rows, *others = _whole(first, lengths)
         return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows)), *others
 
-    def _made(self, uses: Uses, first: Value, tensors: Sequence[Value], apart: tuple[int, int] | None = None) -> Ready:
+    def _made(
+        self,
+        uses: Uses,
+        first: Value,
+        tensors: Sequence[Value],
+        apart: tuple[int, int] | None = None,
+        turned: frozenset[str] = frozenset(),
+    ) -> Ready:
         if self._any_rows or why_not_side_by_side(self.spec, uses.problem.tensors):
             apart = None
         here = [t for t in tensors if t is not None]
@@ -194,7 +209,7 @@ class Calls(Forms):
         if is_kernel and self.spec.has_inner and uses.form.direction is Direction.BACKWARD:
             groups = self._kernels_of(uses)
             if len(groups) > 1:
-                return self._apart(groups, uses, tensors)
+                return self._apart(groups, uses, tensors, turned)
             is_kernel = _has_kernel(uses.problem)
         devices = {t.device for t in here}
         if len(devices) > 1:
@@ -202,6 +217,8 @@ class Calls(Forms):
         lengths = self._lengths_of(uses.reads, here)
         cols, rows, *_ = _whole(first, lengths)
         chosen = self._deterministic
+        stored = {use.of for use in uses.writes}  # a gradient lies as its matrix does
+        layout = {u.name: "_".join(reversed(u.axes)) for u in uses.reads if u.name in turned - stored}
         made: Kernel | TorchFunction
         if not (rows and is_kernel):
             made = uses.function
@@ -222,6 +239,7 @@ class Calls(Forms):
                     device=first.get_device(),
                     any_rows=self._any_rows,
                     beside=apart[1] if apart else 1,
+                    layout=layout,
                 )
             except NothingValidError:  # rows side by side whose sums of columns no block holds: they are copied
                 if not apart:
@@ -229,6 +247,8 @@ class Calls(Forms):
                 return self._made(uses, first, tensors)
         if apart and isinstance(made, Kernel):
             return SideBySide(made, uses, self.by_name, tensors, lies=apart)
+        if layout and not isinstance(made, TorchFunction):
+            return Turned(made, uses, self.by_name, tensors, {i for i, u in enumerate(uses.reads) if u.name in layout})
         return Ready(made, uses, self.by_name, tensors)
 
     def _kernels_of(self, uses: Uses) -> list[Uses]:
@@ -238,12 +258,12 @@ class Calls(Forms):
         rest = tuple(one.form.gradients[0] for one in alone if one not in made)
         return [*made, *([self.problem(replace(uses.form, gradients=rest))] if rest else [])]
 
-    def _apart(self, groups: Sequence[Uses], uses: Uses, tensors: Sequence[Value]) -> Apart:
+    def _apart(self, groups: Sequence[Uses], uses: Uses, tensors: Sequence[Value], turned: frozenset[str]) -> Apart:
         given = dict(zip((use.name for use in uses.reads), tensors, strict=True))
         parts = []
         for one in groups:
             reads = [use.name for use in one.reads]
-            found = self._made(one, given[reads[one.rows[0]]], [given[name] for name in reads])
+            found = self._made(one, given[reads[one.rows[0]]], [given[name] for name in reads], turned=turned)
             parts.append((found, [list(given).index(name) for name in reads]))
         return Apart(parts, [use.name for use in uses.writes])
 
@@ -263,6 +283,7 @@ class Ready:
         self._is_matrix = [t.kind.is_matrix for t in uses.reads]
         here = [i for i, tensor in enumerate(tensors) if tensor is not None]
         self._here = here if len(here) < len(tensors) else None
+        self._is_as_given = self._here is None
         results = list(uses.problem.results.items())
         own = [i for i, (name, memory) in enumerate(results) if name == memory]
         self._own = own if len(own) < len(results) else None
@@ -299,7 +320,7 @@ class Ready:
         if values != scalars:
             named = self._by_name(scalars)
         results = repeated(
-            tensors if type(tensors) is tuple and self._here is None else self._given(tensors), named, None
+            tensors if type(tensors) is tuple and self._is_as_given else self._given(tensors), named, None
         )
         if self._own is None or results is NotImplemented:
             return results
@@ -314,6 +335,25 @@ class Ready:
             named = self._names_of(scalars)
             self._named = scalars, named
         return named
+
+
+class Turned(Ready):
+    """A kernel that reads some matrices in the other order: as they lie, without a copy."""
+
+    def __init__(
+        self,
+        made: Kernel,
+        uses: Uses,
+        by_name: Callable[[tuple[Any, ...]], dict[str, Any]],
+        tensors: Sequence[Value | None],
+        turned: Collection[int],
+    ) -> None:
+        super().__init__(made, uses, by_name, tensors)
+        self._turned = turned
+        self._is_as_given = False
+
+    def _given(self, tensors: Sequence[Value | None]) -> tuple[Value, ...]:
+        return super()._given([t.t() if i in self._turned else t for i, t in enumerate(tensors)])  # type: ignore[union-attr]
 
 
 class SideBySide(Ready):
@@ -426,6 +466,12 @@ def apart_of(tensor: Value) -> tuple[int, int] | None:
             return None
         pitch = stride * size if size != 1 else pitch
     return place, beside
+
+
+def _turned(matrices: Iterable[tuple[str, Kind, Value | None]]) -> frozenset[str]:
+    """Of tensors by name and kind the matrices whose first axis lies along memory."""
+    there = [(name, t) for name, kind, t in matrices if kind is Kind.MATRIX and t is not None and min(t.shape) > 1]
+    return frozenset(name for name, t in there if t.stride(0) == 1 and t.stride(1) >= t.shape[0])
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:

@@ -135,7 +135,7 @@ class Eager:
     def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> EagerCall:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
         facts = [None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors]
-        key = (likely, apart_of(tensors[self._first]), *facts)
+        key = (likely, apart_of(tensors[self._first]), self.operators.calls.turned(tensors), *facts)
         found: EagerCall | None = self._known.get(key)
         if found is None:
             found = self._made(

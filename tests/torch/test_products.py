@@ -295,6 +295,25 @@ def test_the_gradients_of_a_backward_pass_are_kernels_of_their_own(name: str, mo
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
+def test_a_matrix_in_the_other_order_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of torch's Linear, turned: forward and dx; a gradient lies as its matrix is said to."""
+    made = by_kernels_of_the_cpu(monkeypatch)
+    function = ng.operator("linear")
+    x, of_linear = (torch.randn(shape, requires_grad=True) for shape in ((3, INNER), (COLS, INNER)))
+    for w in (of_linear.T, of_linear.T.contiguous(), of_linear[:, ::2].T):
+        rows, first = x[:, : len(w)], len(made)
+        y = function(rows, w)
+        torch.testing.assert_close(y, rows @ w, rtol=1e-4, atol=1e-4)
+        upstream = torch.randn_like(y)
+        for got, want in zip(*(torch.autograd.grad(z, (x, of_linear), upstream) for z in (y, rows @ w)), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        orders = [{t.name: t.axes for t in problem.tensors if t.kind.is_matrix} for problem in made[first:]]
+        axes = ("cols", "inner") if w.stride() == (1, INNER) else ("inner", "cols")
+        assert [order["w"] for order in orders if "w" in order] == [axes, axes]
+        assert [order["dw"] for order in orders if "dw" in order] == [("inner", "cols")]
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
 @pytest.mark.parametrize("name", IN_BATCHES)
 def test_of_batches_each_gradient_is_a_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, given = by_kernels_of_the_cpu(monkeypatch), in_batches(name, (2, 3))
