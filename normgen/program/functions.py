@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import sympy as sp
 
-from normgen.dtypes import CASTS, DType
+from normgen.dtypes import CASTS, F32, DType
 from normgen.spec.functions import CALLS, Domain, Function
 from normgen.spec.spec import Kind
 
@@ -250,12 +250,18 @@ NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items(
 PARTIAL = tuple(meaning.make for name, meaning in MEANINGS.items() if CALLS[name].needs)
 
 
-def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:
-    """`expr` with the dtypes of tensors in the place of their names.
+def with_dtypes(expr: sp.Expr, stored: Mapping[str, str], loads: Mapping[sp.Expr, str]) -> sp.Expr:
+    """`expr` with the dtypes of tensors in the place of their names; of what is stored as it is cast, that alone.
 
+    loads  the dtypes of what is read
     A cast to float32 stays: without it sympy would fold what is behind it.
     """
-    return expr.replace(cast, lambda x, to: cast(x, Stored(stored.get(to.name, to.name))))
+
+    def known(x: sp.Expr, to: Stored) -> sp.Expr:
+        dtype = stored.get(to.name, to.name)
+        return x if loads.get(x) == dtype != F32.name else cast(x, Stored(dtype))
+
+    return expr.replace(cast, known)
 
 
 def name_of(expr: sp.Expr) -> str | None:

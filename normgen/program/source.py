@@ -14,6 +14,7 @@ from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import GradientTensor, backward_tensors, differentiate
 from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, is_stage, stage_of
 from normgen.program.lower import formula_of, load_of, lower
+from normgen.program.monoid import symbol
 from normgen.spec.spec import Spec
 
 
@@ -55,13 +56,15 @@ def _derived(
 def _with_dtypes(program: RowProgram, problem: Problem) -> RowProgram:
     """The program with the dtypes that its casts name by a tensor."""
     stored = problem.stored_dtypes
+    factors = program.loads if program.dots else ()  # as they are stored, they need not pass through registers
+    loads = {symbol(load.name): stored[load.tensor] for load in factors if load.tensor in stored}
     statements: list[Statement] = []
     for statement in program.statements:
         match statement:
             case Map(expr=expr):
-                statement = replace(statement, expr=with_dtypes(expr, stored))
+                statement = replace(statement, expr=with_dtypes(expr, stored, loads))
             case Reduce(args=args):
-                statement = replace(statement, args=tuple(with_dtypes(arg, stored) for arg in args))
+                statement = replace(statement, args=tuple(with_dtypes(arg, stored, loads) for arg in args))
         statements.append(statement)
     return replace(program, statements=tuple(statements))
 

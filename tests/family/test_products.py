@@ -123,7 +123,7 @@ def test_a_kernel_computes_what_is_written_by_hand(case: Problem, kernels: dict[
 
 @pytest.mark.parametrize("op", BACKWARD)
 def test_derived_gradients_are_those_that_are_written_by_hand(op: str) -> None:
-    """Of every input and parameter, one by one, in float64; saved values are the forward's."""
+    """Of every input and parameter, one by one, in float64; saved values are the forward's. Casts round to float32."""
     spec, rng = load(op), np.random.default_rng(0)
     rows, inner, cols = 5, 7, 4
     sizes = {"rows": rows, "inner": inner, "cols": cols}
@@ -132,9 +132,11 @@ def test_derived_gradients_are_those_that_are_written_by_hand(op: str) -> None:
     tensors |= dict.fromkeys(("dy", "dh"), rng.standard_normal((rows, cols)))
     tensors["drstd"] = rng.standard_normal(rows)
     scalars = dict(spec.scalars)
+    formulas = str([formula.text for formula in spec.formulas])
     known, by_hand = tensors | FORWARD[op](tensors, scalars), BACKWARD[op](tensors, scalars)
     assert set(by_hand) >= {f"d{t.name}" for t in given}
     for tensor in given:
         asked = problem_for(spec, shape=(rows, cols), inner=inner, direction="backward", gradients=[tensor.name])
         found = evaluate(written_program(asked), known, scalars)[f"d{tensor.name}"]
-        np.testing.assert_allclose(found, by_hand[f"d{tensor.name}"], rtol=1e-11, atol=1e-12)
+        rtol, atol = (1e-5, 1e-6) if "cast(" in formulas else (1e-11, 1e-12)
+        np.testing.assert_allclose(found, by_hand[f"d{tensor.name}"], rtol=rtol, atol=atol)

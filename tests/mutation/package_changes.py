@@ -1098,7 +1098,9 @@ CHANGES: tuple[Change, ...] = (
         ('beyond = f"filled<{self.access.ctype(load.tensor)}, kVector>(0.0f)"', "beyond = read"),
         ('Do("__syncthreads()"), ', ""),
         ('"16 * j + line + e / 2 * 8"', '"16 * j + line + e / 2"'),
-        ("*side.ride(names, self.access.inside(at),", "*side.ride(names, '',"),
+        ("[*values], self.access.inside(at)", '[*values], ""'),
+        ('Do(f"pack({name}_made[i]', 'Do(f"pack({name}_made[0]'),
+        ("slot.arg if isinstance(slot, Cast) else slot", "slot.arg.left if isinstance(slot, Cast) else slot"),
     ),
     *changes(
         "codegen/tiles/parts.py",

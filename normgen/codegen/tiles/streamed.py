@@ -139,8 +139,8 @@ class StreamedText(SimtText):
         """
         found: list[Statement] = []
         for side in reversed(self.sides):
-            own = self.along_k("k0", "(first + ahead)") + ("" if side.lies_deep else f" + i % {VECTOR}")
-            lines: list[Statement] = [Let("const int", "k", own)]
+            along_k = self.along_k("k0", "(first + ahead)") + ("" if side.lies_deep else f" + i % {VECTOR}")
+            lines: list[Statement] = [Let("const int", "k", along_k)]
             hint = ", Load" if side.axis == self.plan.cut.n else ""  # lines along m are read by all blocks
             inside = self.access.inside({side.k: "k"})
             of_all: list[Statement] = [*lines]

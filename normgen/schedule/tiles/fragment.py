@@ -453,9 +453,10 @@ class Streamed(TensorCores):
     """16 bits straight from memory to registers, for few lines along m, which lie along k.
 
     A lane reads 16 bytes of a line, two steps of the instruction; of a side that lies across k it reads 8 columns of
-    each of as many lines. What a formula makes of the lines along m it makes of a vector before that is multiplied. The instruction's left matrix is of the side along n, 16 lines, its right one of the side
-    along m, 8 lines. Warps take tile_k of k by turns, and add up their sums through shared memory in the order of their
-    numbers: a result depends on no other line.
+    each of as many lines. Of the lines along m it makes factors, where a formula says how, before it multiplies them.
+    The instruction's left matrix is of the side along n, 16 lines, its right one of the side along m, 8 lines. Warps
+    take tile_k of k by turns, and add up their sums through shared memory in the order of their numbers: a result
+    depends on no other line.
     """
 
     moves = False
@@ -527,7 +528,7 @@ class Streamed(TensorCores):
 
     @property
     def instructions(self) -> float:
-        """Loads with their addresses, what is made of elements, and two products of matrices for each pair of vectors."""
+        """Loads with their addresses, what elements become, and two products of matrices for each pair of vectors."""
         along_m, along_n = self.matrices
         element = ELEMENT * len(self.cut.left.loads) + self.exponential * self.cut.left.exponentials
         made = VECTOR * along_m * element if self.makes else 0.0
