@@ -47,7 +47,7 @@ def inverse_of(divisor: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes:
-    """How the copy engine cuts a matrix: lines of 128 bytes of a box are swizzled.
+    """How the copy engine cuts a matrix: a box has lines of 128 bytes or of 64, within which it swizzles.
 
     line    (size, elements): the axis along which lines lie, and what a box has of it
     lines   the same of the other axis
@@ -61,6 +61,11 @@ class Boxes:
     @property
     def element_bytes(self) -> int:
         return 4 if self.rounds else 2
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of a line of a box."""
+        return self.element_bytes * self.line[1]
 
     @property
     def element_type(self) -> int:

@@ -27,8 +27,10 @@ MAP_BYTES = 128  # of a CUtensorMap
 MAP_CELLS = 7  # of what it is encoded of
 
 
-def encoded(address: int, pitch_bytes: int, line: int, lines: int, box_line: int, box_lines: int, kind: int) -> bytes:
-    """A tensor map: of lines of so many elements of a kind, a pitch apart, whose boxes are swizzled."""
+def encoded(
+    address: int, pitch_bytes: int, line: int, lines: int, box_line: int, box_lines: int, kind: int, *, line_bytes: int
+) -> bytes:
+    """A tensor map: of lines of so many elements of a kind, a pitch apart; boxes are swizzled within their lines."""
     bindings = driver()
     word, count = bindings.cuuint64_t, bindings.cuuint32_t
     answer = bindings.cuTensorMapEncodeTiled(
@@ -40,7 +42,7 @@ def encoded(address: int, pitch_bytes: int, line: int, lines: int, box_line: int
         [count(box_line), count(box_lines)],
         [count(1), count(1)],
         bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        getattr(bindings.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{line_bytes}B"),
         bindings.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         bindings.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
@@ -372,9 +374,10 @@ class BoundLaunch:
     def _encode(self) -> None:
         """Tensor maps of addresses, pitches and sizes as they are now: one is encoded once for all launches alike."""
         for param in self._maps:
-            facts = self._facts(param)
+            assert param.boxes is not None
+            facts, line_bytes = self._facts(param), param.boxes.line_bytes
             if self._mapped.get(param.key) != facts and any(self._grids):
-                ctypes.memmove(self._cell(param), encoded(*array("q", facts)), MAP_BYTES)
+                ctypes.memmove(self._cell(param), encoded(*array("q", facts), line_bytes=line_bytes), MAP_BYTES)
                 self._mapped[param.key] = facts
 
     @property

@@ -91,6 +91,7 @@ class HostPart:
     tiles_in_parts: bool  # some kernel has a cluster for each tile
     maps: bool  # kernels take tensor maps
     rounds: bool  # ... of float32 that is rounded on its way
+    narrow: bool  # ... whose boxes have lines of 64 bytes
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -178,6 +179,7 @@ def host_part(
         tiles_of_batches=any(Source.BATCHES in dict(c.main.launch.tiles) for c in compiled),
         maps=bool(boxes),
         rounds=any(one.rounds for one in boxes),
+        narrow=any(one.line_bytes == 64 for one in boxes),
     )
 
 

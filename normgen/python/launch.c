@@ -54,13 +54,14 @@ Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars
     return NULL;
 }
 
-/* What the copy engine is told of a matrix, whose boxes are swizzled within lines of 128 bytes. */
+/* What the copy engine is told of a matrix, whose boxes are swizzled within their lines, of 128 bytes or of 64. */
 static int encode(const Driver *driver, void *map, const uint64_t *cells) {
-    enum { PLAIN = 0, SWIZZLED = 3, LINES_OF_L2 = 2, ZEROS = 0, NOT_SUPPORTED = 801 };
+    enum { PLAIN = 0, WITHIN_64 = 2, WITHIN_128 = 3, LINES_OF_L2 = 2, ZEROS = 0, ROUNDED = 11, NOT_SUPPORTED = 801 };
     const uint32_t box[] = {(uint32_t)cells[4], (uint32_t)cells[5]}, steps[] = {1, 1};
+    const uint64_t line_bytes = cells[4] * (cells[6] == ROUNDED ? 4 : 2);
     if (!driver->encode) return NOT_SUPPORTED;
     return driver->encode(map, (int)cells[6], 2, (void *)(uintptr_t)cells[0], cells + 2, cells + 1, box, steps, PLAIN,
-                          SWIZZLED, LINES_OF_L2, ZEROS);
+                          line_bytes == 64 ? WITHIN_64 : WITHIN_128, LINES_OF_L2, ZEROS);
 }
 
 int queue(const Driver *driver, const Program *program, uint64_t *cells, const int64_t *grids, void *stream,

@@ -14,10 +14,12 @@ from normgen.device import target
 from normgen.knobs import Fragment
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
 from normgen.records.statistics import Ratio
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.tiles.clocks import busy_clocks
 from normgen.schedule.tiles.plan import tile_problem_plan
+from normgen.spec.reader import load
 from normgen.trials.contest import Contest
 from tests.verify.contraction import linear
 
@@ -126,20 +128,36 @@ def test_banks_are_counted_on_the_addresses_that_a_kernel_has(name: str) -> None
         dtype = "bf16" if schedule.fragment is Fragment.MMA else "f32"
         problem = linear.problem_of(name, (schedule.tile_m, schedule.tile_n, schedule.tile_k), dtype=dtype)
         plan = tile_problem_plan(problem, schedule)
-        [program] = build_many([emit(problem, schedule)])
-        arrays = {t.name: np.zeros(problem.shape_of(t), t.dtype.numpy) for t in problem.tensors}
-        run = program.run(arrays, rows=problem.rows, **problem.lengths, trace=True)
-        assert not run.faults
-        seen: dict[StepKind, int] = {}
-        for kind in (StepKind.READ, StepKind.WRITE):
-            of_lane = [
-                [s for s in run.steps if s.thread == lane and s.kind is kind and s.place == "shared"]
-                for lane in range(32)
-            ]
-            seen[kind] = max(
-                bank_ways([step.col for step in steps if step], steps[0].count) for steps in zip(*of_lane, strict=True)
-            )
+        seen = bank_ways_seen(problem, schedule)
         for kind, lanes in ((StepKind.READ, plan.fragment.reads), (StepKind.WRITE, plan.fragment.writes)):
             told = max(bank_ways(*lanes(side)) for side in plan.cut.sides)
             assert told == seen[kind], (schedule, kind)
             assert told == 1 or schedule.fragment is not Fragment.MMA or schedule.vector < 8, "what is swizzled"
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("columns", [64, 96])
+def test_lanes_of_teams_meet_on_no_bank_where_results_pass(columns: int) -> None:
+    """Boxes have lines of 128 bytes there, and of 64."""
+    knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "stages": 2}
+    knobs |= {"tile_m": 64, "tile_n": columns, "tile_k": 64, "thread_m": 2, "thread_n": columns // 4}
+    asked = {"shape": (64, columns), "inner": 64, "dtype": "bf16", "layout": {"w": "cols_inner"}}
+    problem = problem_for(load("linear_add"), **asked)
+    assert bank_ways_seen(problem, schedule_from(knobs)) == {StepKind.READ: 1, StepKind.WRITE: 1}
+
+
+def bank_ways_seen(problem: Problem, schedule: Schedule) -> dict[StepKind, int]:
+    """The most of all steps of the first warp in shared memory."""
+    [program] = build_many([emit(problem, schedule)])
+    arrays = {t.name: np.zeros(problem.shape_of(t), t.dtype.numpy) for t in problem.tensors}
+    run = program.run(arrays, rows=problem.rows, **problem.lengths, trace=True)
+    assert not run.faults
+    seen: dict[StepKind, int] = {}
+    for kind in (StepKind.READ, StepKind.WRITE):
+        of_lane = [
+            [s for s in run.steps if s.thread == lane and s.kind is kind and s.place == "shared"] for lane in range(32)
+        ]
+        seen[kind] = max(
+            bank_ways([step.col for step in steps if step], steps[0].count) for steps in zip(*of_lane, strict=True)
+        )
+    return seen

@@ -176,6 +176,14 @@ def test_a_header_of_teams_encodes_tensor_maps_of_a_calls_pointers_for_as_many_b
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_a_header_of_teams_has_lines_of_narrow_boxes_swizzled_as_such(tmp_path: Path) -> None:
+    text = (tmp_path / of_teams(tmp_path, tile_n=160, thread_n=40)).read_text()
+    assert "status = encode(&y_map, call.y, call.y_pitch, call.cols, call.rows, 32, 128);" in text
+    assert "const int swizzle = box_elements * 2 == 64 ? 2 : 3;" in text
+    assert "box, steps, 0,\n                           swizzle, 2 /*" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
 def test_the_workspace_of_teams_that_reduce_their_result_grows_with_tiles_not_blocks(tmp_path: Path) -> None:
     text = (tmp_path / of_teams(tmp_path, "linear_add_rms")).read_text()
     assert text.count("k::grid(k::of_each_tile(") == 2, "general kernels and tuned ones"
@@ -201,12 +209,17 @@ def test_a_header_of_teams_that_share_k_has_as_many_blocks_as_tiles_have_parts(t
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("op", "dtype"), [("linear", "bf16"), ("linear_add_rms", "bf16"), ("linear_tf32", "f32")])
+@pytest.mark.parametrize(
+    ("op", "dtype", "columns"),
+    [("linear", "bf16", 256), ("linear", "bf16", 96), ("linear_add_rms", "bf16", 256), ("linear_tf32", "f32", 256)],
+)
 def test_a_header_of_teams_compiles_for_its_one_architecture_and_says_so_elsewhere(
-    tmp_path: Path, op: str, dtype: str
+    tmp_path: Path, op: str, dtype: str, columns: int
 ) -> None:
     use = tmp_path / "use.cu"
-    use.write_text(f'#include "{of_teams(tmp_path, op, dtype)}"\nint main() {{}}\n')
+    use.write_text(
+        f'#include "{of_teams(tmp_path, op, dtype, tile_n=columns, thread_n=columns // 4)}"\nint main() {{}}\n'
+    )
     target = "arch=compute_90a,code=sm_90a"
     done = nvcc("-gencode", target, "-o", tmp_path / "program", use)
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ TEAMS = (
     "tests/codegen/tiles/test_wgmma.py::test_teams_own_their_part_of_any_tile",
     "tests/codegen/tiles/test_wgmma.py::test_a_kernel_is_right_on_both_sides_of_every_edge",
     "tests/codegen/tiles/test_wgmma.py::test_results_pass_in_any_number_of_passes",
+    "tests/codegen/tiles/test_wgmma.py::test_results_pass_in_narrow_boxes",
     "tests/schedule/test_tiles.py",
 )
 SHARED_BY_TEAMS = (
@@ -1207,8 +1208,10 @@ CHANGES: tuple[Change, ...] = (
         "codegen/tiles/staged.py",
         TEAMS,
         ("{behind if place else ''}", ""),
-        ("(j / 2 % 8 ^ tm % 8) * 8", "j / 2 % 8 * 8"),
-        ("j / 16 % (kPassN / {BOX})", "j / 16"),
+        (" ^ tm / {8 // pieces} % {pieces})", ")"),
+        ("tm / {8 // pieces} %", "tm %"),
+        ("j / {box // 4} % (kPassN / {box})", "j / {box // 4}"),
+        ("at += {self.fragment.box})", "at += 64)"),
         ('(" && pass == 0" if self.passing else "")', '""'),
         ("asks_m = lines or any(", "asks_m = any("),
         ("asks_n = past or self.reduced", "asks_n = past"),
@@ -1244,6 +1247,7 @@ CHANGES: tuple[Change, ...] = (
         ("PASSED_BYTES and not use.may_be_null", "PASSED_BYTES"),
         ("* PASSED_BYTES * places)", "* PASSED_BYTES)"),
         ("return 4 * TICKETS * BESIDE", "return 4 * BESIDE"),
+        ("return gcd(self.schedule.tile_n, LINE_BYTES // PASSED_BYTES)", "return LINE_BYTES // PASSED_BYTES"),
         ("or self.teams > 2", ""),
         ("if cut.ahead or cut.riding:", "if cut.ahead:"),
     ),

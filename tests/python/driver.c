@@ -79,7 +79,9 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
                            int swizzle, int promotion, int fill) {
     const uint64_t told[] = {(uint64_t)(uintptr_t)address, pitches[0], sizes[0], sizes[1], box[0], box[1], (uint64_t)type};
     const int is_plain = rank == 2 && steps[0] == 1 && steps[1] == 1 && !interleave && !fill;
-    if (!is_plain || swizzle != 3 || promotion != 2 || (uintptr_t)map % 64) return 1;
+    const uint32_t line_bytes = box[0] * (type == 11 ? 4 : 2);
+    const int is_swizzled = (swizzle == 3 && line_bytes == 128) || (swizzle == 2 && line_bytes == 64);
+    if (!is_plain || !is_swizzled || promotion != 2 || (uintptr_t)map % 64) return 1;
     memcpy(map, told, sizeof told);
     return 0;
 }

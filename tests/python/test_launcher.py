@@ -296,13 +296,16 @@ def test_clusters_early_starts_and_blocks_that_wait_for_each_other_reach_the_dri
     assert launch.cluster > 1 or how > 0
 
 
-@pytest.mark.parametrize(("op", "dtype", "kind"), [("linear", ml_dtypes.bfloat16, 1), ("linear_tf32", np.float32, 11)])
+@pytest.mark.parametrize(
+    ("op", "dtype", "kind", "columns"),
+    [("linear", ml_dtypes.bfloat16, 1, 64), ("linear", ml_dtypes.bfloat16, 1, 96), ("linear_tf32", np.float32, 11, 64)],
+)
 def test_tensor_maps_are_encoded_of_the_arrays_of_each_call(
-    device: LauncherCpu, op: str, dtype: type, kind: int
+    device: LauncherCpu, op: str, dtype: type, kind: int, columns: int
 ) -> None:
     size = np.dtype(dtype).itemsize
     knobs = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "stages": 2, "vector": 16 // size}
-    tiles = {"tile_m": 64, "tile_n": 64, "tile_k": 128 // size, "thread_m": 2, "thread_n": 16}
+    tiles = {"tile_m": 64, "tile_n": columns, "tile_k": 128 // size, "thread_m": 2, "thread_n": columns // 4}
     asked: dict[str, Any] = {"layout": {"w": "cols_inner"}, "without": ("bias",)}
     asked |= {"dtype": "bf16" if kind == 1 else "f32"}
     linear = handle.kernel(op, shape=(70, 72), inner=136, device="cpu", schedule=schedule_from(knobs | tiles), **asked)
@@ -313,11 +316,11 @@ def test_tensor_maps_are_encoded_of_the_arrays_of_each_call(
         right = x.values.astype(np.float64) @ w.values.astype(np.float64).T
         np.testing.assert_allclose(y.values.astype(np.float64), right, atol=0.2, rtol=0.01)
         if number:
-            pitch, box = size * 136, (128 // size, 64)
-            assert device.maps["x"] == (x.data_ptr(), pitch, 136, 70, *box, kind)
-            assert device.maps["w"] == (w.data_ptr(), pitch, 136, 72, *box, kind)
+            pitch, line = size * 136, 128 // size
+            assert device.maps["x"] == (x.data_ptr(), pitch, 136, 70, line, 64, kind)
+            assert device.maps["w"] == (w.data_ptr(), pitch, 136, 72, line, columns, kind)
             if size == 2:  # of 16 bits, in boxes
-                assert device.maps["y"] == (y.data_ptr(), 2 * 72, 72, 70, 64, 64, kind)
+                assert device.maps["y"] == (y.data_ptr(), 2 * 72, 72, 70, {64: 64, 96: 32}[columns], 64, kind)
 
 
 def test_another_current_context_is_left_to_the_python_path(norm: Kernel, libraries: tuple[Any, Path]) -> None:

@@ -212,7 +212,10 @@ def test_what_teams_own_and_what_slots_hold_follow_from_the_tile() -> None:
 
 
 def test_what_passes_through_stages_is_what_one_has_room_for() -> None:
-    """Loads and stores of 16 bits and of the result's size: of 48 KiB of a 128 x 256 stage 128 columns take 32."""
+    """Loads and stores of 16 bits and of the result's size: of 48 KiB of a 128 x 256 stage 128 columns take 32.
+
+    Tiles of 96, 160 and 224 columns pass in boxes of 32.
+    """
 
     def passing(problem: Problem, **knobs: Any) -> tuple[list[str], list[str], int]:
         own = tile_problem_plan(problem, schedule_from(WGMMA | knobs)).fragment
@@ -221,6 +224,10 @@ def test_what_passes_through_stages_is_what_one_has_room_for() -> None:
         return [s.tensor for s in loads], [s.tensor for s in stores], own.pass_columns
 
     assert passing(TURNED_16) == ([], ["y"], 128)
+    assert passing(ADDED_16, tile_n=96, thread_n=24) == (["residual"], ["y"], 96)
+    assert passing(TURNED_16, tile_n=160, thread_n=40) == ([], ["y"], 32)
+    assert passing(REDUCED_16, tile_n=224, thread_n=56) == (["residual"], ["h"], 32)
+    assert passing(REDUCED_16, tile_n=224, thread_n=56, tile_m=64) == (["residual"], ["h"], 224)
     assert passing(ADDED_16) == (["residual"], ["y"], 128)
     assert passing(REDUCED_16) == (["residual"], ["h"], 128)
     assert passing(REDUCED_16, tile_m=64, thread_m=2) == (["residual"], ["h"], 256)

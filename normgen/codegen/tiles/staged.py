@@ -13,14 +13,14 @@ from normgen.codegen.tiles.ring import Ring
 from normgen.codegen.tiles.side import UNROLL
 from normgen.program.ir import Load, Store
 from normgen.schedule.tiles.fragment import VECTOR
-from normgen.schedule.tiles.wgmma import BESIDE, BOX, PASSED_BYTES, Wgmma
+from normgen.schedule.tiles.wgmma import BESIDE, PASSED_BYTES, Wgmma
 
 MAP = "const __grid_constant__ TensorMap"
 OF_COLUMNS = "for (int n = n0; n < n0 + kTileN; n += kPassN)"
 
 
 class Passing:
-    """What is as large as the result, and goes by boxes of 64 columns of a tile."""
+    """What is as large as the result, and goes by boxes of 64 or 32 columns of a tile."""
 
     def __init__(self, access: TileAccess, fragment: Wgmma) -> None:
         self.access, self.fragment = access, fragment
@@ -43,7 +43,7 @@ class Passing:
     def params(self) -> list[Param]:
         """The maps of their memory."""
         m, n = self.fragment.cut.m, self.fragment.cut.n
-        boxes = Boxes(line=(SOURCES[n], BOX), lines=(SOURCES[m], self.fragment.schedule.tile_m))
+        boxes = Boxes(line=(SOURCES[n], self.fragment.box), lines=(SOURCES[m], self.fragment.schedule.tile_m))
         names = dict.fromkeys(self.access.problem.tensor(tensor).memory for tensor in self.tensors)
         return [Param(name=f"{t}_map", ctype=MAP, source=Source.TENSOR_MAP, key=t, boxes=boxes) for t in names]
 
@@ -58,8 +58,11 @@ class Passing:
 
     def cell(self) -> list[Statement]:
         """Where in a stage a lane's pair lies, which is the same of each of them."""
-        line = f"(j / 16 % (kPassN / {BOX}) * kTileM + own_m(i)) * {BOX}"
-        body = Do(f"return {self._stage} + {line} + (j / 2 % 8 ^ tm % 8) * 8 + 2 * tn")
+        box = self.fragment.box
+        pieces = box // VECTOR  # of a line, which change places
+        line = f"(j / {box // 4} % (kPassN / {box}) * kTileM + own_m(i)) * {box}"
+        piece = f"(j / 2 % {pieces} ^ tm / {8 // pieces} % {pieces})".replace(" / 1 ", " ")
+        body = Do(f"return {self._stage} + {line} + {piece} * {VECTOR} + 2 * tn")
         return [function("cell_of", "int i, int j", [body])] if self.tensors else []
 
     def asked(self, ring: Ring) -> list[Statement]:
@@ -85,7 +88,7 @@ class Passing:
         return f"{self.fragment.held_bytes // PASSED_BYTES} * stage * kStage".removeprefix("1 * ")
 
     def _over_boxes(self, boxes: list[Statement]) -> list[Statement]:
-        return [For(f"for (int at = 0; at < kPassN; at += {BOX})", tuple(boxes))] if boxes else []
+        return [For(f"for (int at = 0; at < kPassN; at += {self.fragment.box})", tuple(boxes))] if boxes else []
 
     def _box(self, call: str, tensor: str) -> Statement:
         memory = self.access.problem.tensor(tensor).memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import gcd
 
 from normgen.device import Device
 from normgen.dtypes import F32, TF32, DType
@@ -18,7 +19,6 @@ COLUMNS = range(64, 257, 32)  # along n: as many as let the tiles of a result co
 LINE_BYTES = 128  # of a slot's line, within which pieces of 16 change places
 ALIGNMENT = 16  # bytes that divide the addresses and pitches of what is copied by boxes
 PASSED_BYTES = 2  # of an element of what passes through stages behind the products
-BOX = 64  # columns of it that the copy engine moves at a time
 BARRIERS = 3  # of a stage: it is full, results lie there, it is free again
 BESIDE = 3  # warps of a team beside the one whose first thread asks for tiles
 TICKETS = 64  # for lines of tiles: more lines share these
@@ -144,13 +144,13 @@ class Wgmma(TensorCores):
     def passing(self) -> tuple[tuple[Load, ...], tuple[Store, ...]]:
         """What passes through stages behind the products, as far as one has room: loads, and stores in their places.
 
-        Of 16 bits, in tiles of whole boxes; blocks that share a tile have the sums of others in their stages.
+        Of 16 bits; blocks that share a tile have the sums of others in their stages.
         """
         s = self.schedule
-        if s.tile_n % BOX or s.cluster > 1:
+        if s.cluster > 1:
             return (), ()
         columns = [s for s in self.cut.epilogue if isinstance(s, Load | Store) and {*s.kind.axes} == self.result]
-        room = self._stage_bytes // (s.tile_m * BOX * PASSED_BYTES)
+        room = self._stage_bytes // (s.tile_m * self.box * PASSED_BYTES)
         loads = [s for s in columns if isinstance(s, Load) and self._is_box(s.tensor)]
         stores = [s for s in columns if isinstance(s, Store) and self._is_box(s.tensor) and not s.accumulate]
         if self.cut.grouped:  # elements are known before groups are, and these before anything passes
@@ -170,13 +170,19 @@ class Wgmma(TensorCores):
         return is_aligned and use.dtype.bytes == PASSED_BYTES and not use.may_be_null
 
     @property
+    def box(self) -> int:
+        """Columns of what passes that the copy engine moves at a time: a tile has whole boxes."""
+        return gcd(self.schedule.tile_n, LINE_BYTES // PASSED_BYTES)
+
+    @property
     def pass_columns(self) -> int:
         """Of a tile, that pass through a stage at a time, also where nothing but reductions do; 0: nothing does."""
         places, columns = max(map(len, self.passing)), self.schedule.tile_n
         if not places:
             return columns if self.cut.reduced else 0
         most = self._stage_bytes // (self.schedule.tile_m * PASSED_BYTES * places)
-        return max(found for found in range(BOX, columns + 1, BOX) if columns % found == 0 and found <= most)
+        box = self.box
+        return max(found for found in range(box, columns + 1, box) if columns % found == 0 and found <= most)
 
     @property
     def _stage_bytes(self) -> int:

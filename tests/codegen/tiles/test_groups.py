@@ -110,9 +110,12 @@ def test_a_group_lies_in_a_tile_however_threads_share_it(way: str) -> None:
     proven(problem(OP, "24x384", dtype), schedule)
 
 
-@pytest.mark.parametrize("way", ["threads", "warps", "streams", "a team"])
+OF_NARROW_GROUPS = WAYS | {"a team of three groups": ("bf16", TEAM.varied(tile_n=96, thread_n=24))}
+
+
+@pytest.mark.parametrize("way", ["threads", "warps", "streams", "a team", "a team of three groups"])
 def test_reductions_of_groups_may_wait_for_each_other(way: str, tmp_path: Path) -> None:
-    dtype, schedule = WAYS[way]
+    dtype, schedule = OF_NARROW_GROUPS[way]
     proven(problem(spec(NORMED, tmp_path), "24x160", dtype), schedule)
 
 

@@ -111,8 +111,8 @@ void start_thread_copy(void* to, const void* from, unsigned bytes, uintptr_t pc)
   machine.current->uncommitted.push_back(checked_copy(to, from, bytes, bytes, pc));
 }
 
-// 16 bytes of a line's 128 change places by the line's place among eight.
-uintptr_t swizzled(uintptr_t address) { return address ^ (address >> 7 & 7) << 4; }
+// Pieces of 16 bytes of a line change places: of 128 bytes by the line's place among eight, of 64 by its pair's among four.
+uintptr_t swizzled(uintptr_t address, uintptr_t line_bytes) { return address ^ (address >> 7 & (line_bytes / 16 - 1)) << 4; }
 
 void fault_unawaited(const char* who, const Copy& copy) {
   record_fault(kUnawaited, copy.pc, "%s ends while %u bytes that it asked for are on their way to shared memory", who,
@@ -127,8 +127,8 @@ constexpr unsigned long long kRoundedFloats = 11;  // CU_TENSOR_MAP_DATA_TYPE_TF
 template <typename Visit>
 void visit_box(const unsigned long long* map, int element, int line, const void* shared, uintptr_t pc, const Visit& visit) {
   const int64_t bytes = map[6] == kRoundedFloats ? 4 : 2, piece = 16 / bytes;
-  const uintptr_t start = reinterpret_cast<uintptr_t>(shared);
-  check_alignment(start, 1024, "the shared address of a swizzled tensor copy", pc);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(shared), line_bytes = map[4] * bytes;
+  check_alignment(start, 8 * line_bytes, "the shared address of a swizzled tensor copy", pc);
   check_alignment(map[0], 16, "the address of a matrix of tensor copies", pc);
   check_alignment(map[1], 16, "the pitch of a matrix of tensor copies", pc);
   const auto length = static_cast<int64_t>(map[2]), lines = static_cast<int64_t>(map[3]);
@@ -136,7 +136,7 @@ void visit_box(const unsigned long long* map, int element, int line, const void*
     for (int64_t at = 0; at < static_cast<int64_t>(map[4]); at += piece) {
       const bool is_inside = line + i >= 0 && line + i < lines && element + at >= 0;
       const int64_t left = is_inside ? std::min(piece, std::max<int64_t>(0, length - element - at)) : 0;
-      auto* const place = reinterpret_cast<unsigned char*>(swizzled(start + i * 128 + at * bytes));
+      auto* const place = reinterpret_cast<unsigned char*>(swizzled(start + i * line_bytes + at * bytes, line_bytes));
       visit(reinterpret_cast<unsigned char*>(map[0] + (line + i) * map[1] + (element + at) * bytes), place, left * bytes,
             (piece - left) * bytes);
     }
