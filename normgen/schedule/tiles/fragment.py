@@ -41,6 +41,7 @@ ALONE, ALONE_SLOT = 900.0, 1.6
 ACROSS = 64  # columns that the lanes of a warp read of a line across k
 # Clocks of streamed products, fitted to 1,000 trials of decode shapes on an H200 (tests/data/decode.json.xz).
 MEMORY_WAIT, VECTOR_WAIT, PRODUCT_WAIT, ELEMENT_WAIT = 1100.0, 9.1, 7.7, 5.35
+MADE_REGISTERS = 24  # for a vector as floats, and for the factors that a lane makes of them
 _ANY = Schedule(hold=Hold.SHARED, tile_m=16, tile_n=16, tile_k=32, thread_m=2, thread_n=4, fragment=Fragment.MMA)
 
 
@@ -523,8 +524,8 @@ class Streamed(TensorCores):
     def factors(self) -> int:
         """Sums of a warp, vectors on their way, and those that it has made of them."""
         along_m, along_n = self.matrices
-        made = along_m * len(self.cut.left.slots) if self.makes else 0
-        return 4 * (along_m * along_n * len(self.cut.sums) + self.schedule.tile_k // WARP * self.vectors + made)
+        made = MADE_REGISTERS * len(self.cut.left.slots) if self.makes else 0
+        return 4 * (along_m * along_n * len(self.cut.sums) + self.schedule.tile_k // WARP * self.vectors) + made
 
     @property
     def instructions(self) -> float:
