@@ -92,7 +92,9 @@ class OnCpu(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function is torch.Tensor.cuda or (function is torch.Tensor.to and isinstance(args[1], int)):
+        if function is torch.Tensor.cuda or (
+            function is torch.Tensor.to and any(isinstance(a, int) for a in args[1:2])
+        ):
             return args[0]
         given = {name: _moved(value) for name, value in (kwargs or {}).items()}
         return function(*(_moved(value) for value in args), **given)
@@ -109,7 +111,7 @@ def without_gpu() -> None:
     OnCpu().__enter__()
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.cuda.is_bf16_supported = lambda *_: True
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.mem_get_info = lambda *_: (0, 0)
     torch.cuda.current_device = lambda: 0
     torch._C._cuda_setDevice = lambda _: None  # torch's helpers of tests call it themselves

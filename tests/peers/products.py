@@ -88,7 +88,11 @@ def _matrix(w: Tensor) -> tuple[Tensor, str]:
     """The matrix as it lies, [inner, cols] or [cols, inner], one for each batch where there are three sizes."""
     is_turned = w.stride(-1) != 1 and w.stride(-2) == 1
     axes = '"cols", "inner"' if is_turned else '"inner", "cols"'
-    role = f'role = "batch_parameter", axes = ["batches", {axes}]' if w.ndim == 3 else f'role = "parameter", axes = [{axes}]'
+    role = (
+        f'role = "batch_parameter", axes = ["batches", {axes}]'
+        if w.ndim == 3
+        else f'role = "parameter", axes = [{axes}]'
+    )
     return w.mT if is_turned else w, f'{role}, follows = "x"'
 
 
@@ -163,9 +167,7 @@ def gated_product(
         tensors |= dict.fromkeys(("b_gate", "b_up"), f'role = "parameter", {_ANY}')
     if factor is not None:
         given["factor"], tensors["factor"], behind = factor, f'role = "row_input", {_ANY}', " * factor"
-    sums = {
-        name: f"(x @ w_{name}{f' + b_{name}' if bias is not None else ''}){behind}" for name in ("gate", "up")
-    }
+    sums = {name: f"(x @ w_{name}{f' + b_{name}' if bias is not None else ''}){behind}" for name in ("gate", "up")}
     written = 'role = "output", follows = "x"'
     tensors |= dict.fromkeys(("gate", "up", "y") if with_sums else ("y",), written)
     formulas = {**sums, "y": f"{ACTIVATIONS[act][0].format(z='gate')} * {other.format(u='up')}"}
@@ -174,7 +176,13 @@ def gated_product(
 
 
 def product_behind(
-    dy: Tensor, w: Tensor, z: tuple[Tensor, ...], activation: str | None, *, scale: Maybe = None, with_total: bool = False
+    dy: Tensor,
+    w: Tensor,
+    z: tuple[Tensor, ...],
+    activation: str | None,
+    *,
+    scale: Maybe = None,
+    with_total: bool = False,
 ) -> list[Tensor]:
     """What an activation does to its gradient dy @ w: (dz, y), or (dgate, dup, y) of z = (gate, up).
 
@@ -185,7 +193,7 @@ def product_behind(
     own, entry = _matrix(w)
     given = {"x": dy, "w": own, **dict(zip(("z", "u"), z, strict=False))}
     tensors = {"x": f'role = "input", axes = ["rows", "inner"], {_ANY}', "w": entry}
-    tensors |= {name: f'role = "input", {_ANY}' for name in ("z", "u")[: len(z)]}
+    tensors |= dict.fromkeys(("z", "u")[: len(z)], f'role = "input", {_ANY}')
     act, other = GATED[activation] if len(z) == 2 and activation is not None else (activation, "1")
     value, slope = (text.format(z="z") for text in ACTIVATIONS[act])
     other = other.format(u="u")

@@ -305,7 +305,7 @@ def linear_act_func(
     return found if store_preact else (None, found)
 
 
-def act_linear_func(_: Tensor, weight: Tensor, x: Tensor, activation: Any, bias: Maybe = None, **options: Any) -> Tensor:
+def act_linear_func(_: Tensor, weight: Tensor, x: Tensor, bias: Maybe = None, **options: Any) -> Tensor:
     """Its gradient goes to what is activated; ours through the activation, `x`, which has one."""
     return linear_func(x, weight, bias, **options)
 
@@ -325,7 +325,9 @@ def mlp_func(
     options = {"fuse_grad_accum": fuse_grad_accum}
 
     def both(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-        _, y = linear_act_func(x, w1, activation, bias1, torch.is_grad_enabled(), concat_layout=concat_layout, **options)
+        _, y = linear_act_func(
+            x, w1, activation, bias1, torch.is_grad_enabled(), concat_layout=concat_layout, **options
+        )
         return linear_func(y, w2, bias2, **options)
 
     return checkpoint(both, x, weight1, weight2, use_reentrant=False) if recompute else both(x, weight1, weight2)
@@ -349,19 +351,18 @@ class MLP(nn.Module):
         self.recompute, self.options = options.pop("recompute", False), options
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = {"weight1": self.fc1.weight, "weight2": self.fc2.weight, "bias1": self.fc1.bias, "bias2": self.fc2.bias}
+        weights = {
+            "weight1": self.fc1.weight,
+            "weight2": self.fc2.weight,
+            "bias1": self.fc1.bias,
+            "bias2": self.fc2.bias,
+        }
         return mlp_func(x, **weights, recompute=self.recompute, **self.options)
 
 
 @ours
 def chunked_linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    chunk_size: int = 4096,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    **_: Any,
+    x: Tensor, weight: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean", **_: Any
 ) -> Tensor:
     """Its chunks are of rows; ours stores no logit, whatever they are."""
     return ng.linear_cross_entropy(x, weight, target, ignore_index, reduction)
