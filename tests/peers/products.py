@@ -75,12 +75,7 @@ def operator(
 
 def _scaled(name: str, factor: float | Tensor, term: str, parts: dict[str, Any]) -> str:
     """factor * term: a number is one of the call, a tensor is read where it lies."""
-    if isinstance(factor, Tensor):
-        parts[name] = factor.float()
-    elif factor == 1.0:
-        return term
-    else:
-        parts[name] = float(factor)
+    parts[name] = factor.float() if isinstance(factor, Tensor) else float(factor)
     return f"{name} * {term}"
 
 
@@ -128,7 +123,8 @@ def product(
     offered(x, w)
     own, entry = _matrix(w)
     parts: dict[str, Any] = {"x": x, "w": own, "c": c, "bias": bias, "lift": lift, "factor": factor}
-    terms = [_scaled("alpha", alpha, "(x @ w)", parts)]
+    is_plain = c is None and not isinstance(alpha, Tensor) and alpha == 1
+    terms = ["x @ w" if is_plain else _scaled("alpha", alpha, "(x @ w)", parts)]
     terms += [_scaled("beta", beta, "c", parts)] if c is not None else []
     terms += [name for name in ("bias", "lift") if parts[name] is not None]
     given = {name: value for name, value in parts.items() if value is not None}
