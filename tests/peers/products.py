@@ -48,14 +48,18 @@ GATED = {
 }
 
 
-_functions: dict[str, Callable[..., Any]] = {}
+class _Functions:
+    """Of each spec the operator's function, as an attribute: of a dictionary a compiler keeps what it saw first."""
+
+
+_functions = _Functions()
 
 
 @torch._dynamo.assume_constant_result
 def _make(text: str, written: tuple[str, ...]) -> bool:
     """Apart, since a compiler is to look at what an operator does, not at how it is made."""
-    if text not in _functions:
-        _functions[text] = ng.operator(text, returns=written).function
+    if not hasattr(_functions, text):
+        setattr(_functions, text, ng.operator(text, returns=written).function)
     return True
 
 
@@ -70,7 +74,8 @@ def operator(
     written = tuple(name for name, entry in tensors.items() if "output" in entry)
     text = "\n".join(['name = "product"', "[tensors]", *lines])
     _make(text, written)
-    return _functions[text]
+    function: Callable[..., Any] = getattr(_functions, text)
+    return function
 
 
 def _scaled(name: str, factor: float | Tensor, term: str, parts: dict[str, Any]) -> str:

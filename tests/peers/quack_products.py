@@ -165,7 +165,7 @@ def gemm_of_lines(
 ) -> None:
     """`quack.gemm.gemm`, whose matrix is [.., N, K]."""
     if rowvec_bias is not None and rowvec_bias.ndim == 2:
-        not_offered("a bias of each batch's own beside its matrix")
+        not_offered("a spec with a product has no bias of each batch's own")
     out.copy_(product(A, B.mT, C, alpha=alpha, beta=beta, bias=rowvec_bias, lift=colvec_bias, dtype=out.dtype))
 
 
