@@ -7,6 +7,7 @@ with it.
 
 from __future__ import annotations
 
+import os
 import unittest
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from tests.peers.products import OFFERED, product
 
 Tensor = torch.Tensor
 
+os.environ.setdefault("PYTORCH_TEST_WITH_SLOW", "1")  # test_mm is one
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _product = ours(product)
 
@@ -102,7 +104,7 @@ PEER = Peer(
     modules={"expecttest": {"TestCase": unittest.TestCase}},  # torch's helpers of tests import it
     mode=_Ours(),
     only=(
-        r"^test_(?!.*tunableop)(cublas_|addmm(?!v)|baddbmm|bmm_|mm_cuda|strided_mm_bmm|corner_cases_of_cublaslt|"
+        r"^test_(?!.*tunableop)(cublas_|addmm(?!v)|baddbmm|bmm_|mm_(?=cuda)|strided_mm_bmm|corner_cases_of_cublaslt|"
         r"broadcast_fused_matmul|1_sized_with_0_strided).*cuda"
     ),
     left_out={} if _DEVICE == "cuda" else {"addmm_gelu": "torch's GELU of a sum is by tanh on CUDA alone"},
