@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIBRARIES = ("apex", "flashinfer", "liger", "quack")
+LIBRARIES = ("apex", "flashinfer", "liger", "quack", "quack_products", "torch_products")
 USAGE = f"usage: python -m tests.peers {{{','.join(LIBRARIES)}}} FOLDER [arguments of pytest]"
 
 

@@ -1,4 +1,4 @@
-"""Liger-Kernel's own tests of norms, softmax, DyT, gated units, cross entropy and KL divergence.
+"""Liger-Kernel's own tests of norms, softmax, DyT, gated units, cross entropy (of a head too), KL divergence.
 
 `in_place` and `row_mode` say how its kernels write and which of them runs; ours write results of their own in any case.
 """
@@ -92,6 +92,32 @@ def liger_cross_entropy(
 
 
 @ours
+def liger_fused_linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ce_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    accum_dtype: Any = None,  # noqa: ARG001  ours adds up in float32
+    *scaling_accuracy_tokens: bool,
+    **more: bool,
+) -> Tensor:
+    for name, given in {"weights of classes": ce_weight, "bias": bias, "softcap": softcap}.items():
+        if given is not None:
+            not_offered(f"linear_cross_entropy has no {name}")
+    if return_z_loss or any(scaling_accuracy_tokens) or any(more.values()):
+        not_offered("linear_cross_entropy returns the loss alone")
+    options = {"label_smoothing": label_smoothing, "z_loss": lse_square_scale}
+    return normgen.torch.linear_cross_entropy(input, weight, target, ignore_index, reduction, **options)
+
+
+@ours
 def liger_kl_div(input: Tensor, target: Tensor, *, reduction: str = "batchmean", log_target: bool = False) -> Tensor:
     if log_target:
         not_offered("kl_div takes probabilities, not their logarithms")
@@ -137,6 +163,14 @@ class LigerSoftmax(normgen.torch.Softmax):
 
     def __init__(self) -> None:
         super().__init__(dim=-1)
+
+
+class LigerFusedLinearCrossEntropyLoss(_Call):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(liger_fused_linear_cross_entropy, **options)
+
+    def forward(self, weight: Tensor, input: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
+        return super().forward(input, weight, target, bias)
 
 
 class LigerDyT(nn.Module):
@@ -192,11 +226,12 @@ _APPLIED = {
     "SiLUMul": liger_swiglu,
     "GELUMul": liger_geglu,
     "CrossEntropy": left_out("cross_entropy has no softcap"),
+    "FusedLinearCrossEntropy": lambda *args: (liger_fused_linear_cross_entropy(*args), None, None, None),
 }
 _FUNCTIONS = (liger_rms_norm, liger_fused_add_rms_norm, liger_layer_norm, liger_softmax, liger_dyt, liger_swiglu)
-_FUNCTIONS += (liger_geglu, liger_cross_entropy, liger_kl_div)
+_FUNCTIONS += (liger_geglu, liger_cross_entropy, liger_fused_linear_cross_entropy, liger_kl_div)
 _CLASSES = (LigerRMSNorm, LigerFusedAddRMSNorm, LigerLayerNorm, LigerSoftmax, LigerDyT, LigerGEGLUMLP)
-_CLASSES += (LigerPhi3SwiGLUMLP, LigerBlockSparseTop2MLP)
+_CLASSES += (LigerPhi3SwiGLUMLP, LigerBlockSparseTop2MLP, LigerFusedLinearCrossEntropyLoss)
 _OFFERED = {
     **{each.__name__: each for each in (*_FUNCTIONS, *_CLASSES)},
     "LigerSwiGLUMLP": _Gated,
@@ -208,7 +243,7 @@ _OFFERED = {
     "CrossEntropyOutput": SimpleNamespace,
 }
 _TESTED = ("rms_norm", "layer_norm", "softmax", "dyt", "fused_add_rms_norm", "swiglu", "geglu", "cross_entropy")
-_TESTED += ("kl_div",)
+_TESTED += ("fused_linear_cross_entropy", "kl_div")
 
 # Where ours is held against torch's own on the CPU, and torch's is further from float64's than the tolerance.
 _TORCHS_ON_CPU = {

@@ -26,12 +26,18 @@ class Peer:
     modules         name of a module that they import -> what it has
     left_out        pattern of a test's name -> why it is not run: what we do not offer
     has_conftest    whether its conftest.py is read: false where that serves the library's own machinery alone
+    only            pattern of the names of the tests that are run, where files have others too
+    mode            what takes the place of torch's own functions
+    calls_each      whether a test shows nothing that calls nothing of ours: it is then left out
     """
 
     files: Sequence[str]
     modules: Mapping[str, Mapping[str, Any]]
     left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
     has_conftest: bool = True
+    only: str = ""
+    mode: TorchFunctionMode | None = None
+    calls_each: bool = False
 
     def put_in_place(self) -> None:
         """From here on `import` finds our modules by the library's names."""
@@ -44,6 +50,8 @@ class Peer:
                     if depth > 1:
                         setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[path])
             vars(sys.modules[name]).update(names)
+        if self.mode is not None:
+            self.mode.__enter__()
 
     def why_left_out(self, test: str) -> str | None:
         return next((reason for pattern, reason in self.left_out.items() if re.search(pattern, test)), None)
@@ -84,7 +92,9 @@ class OnCpu(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function is torch.Tensor.cuda or (function is torch.Tensor.to and isinstance(args[1], int)):
+        if function is torch.Tensor.cuda or (
+            function is torch.Tensor.to and any(isinstance(a, int) for a in args[1:2])
+        ):
             return args[0]
         given = {name: _moved(value) for name, value in (kwargs or {}).items()}
         return function(*(_moved(value) for value in args), **given)
@@ -101,7 +111,7 @@ def without_gpu() -> None:
     OnCpu().__enter__()
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.cuda.is_bf16_supported = lambda *_: True
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.mem_get_info = lambda *_: (0, 0)
     torch.cuda.current_device = lambda: 0
     torch._C._cuda_setDevice = lambda _: None  # torch's helpers of tests call it themselves

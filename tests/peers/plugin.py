@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.peers.place import Peer, calls, without_gpu
+from tests.peers.place import Peer, calls, not_offered, without_gpu
 
 KEPT_BYTES = 2 << 30
 
@@ -21,7 +23,11 @@ if not _has_gpu:
 _peer.put_in_place()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    others = [item for item in items if not re.search(_peer.only, item.name)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if re.search(_peer.only, item.name)]
     for item in items:
         if reason := _peer.why_left_out(item.name):
             item.add_marker(pytest.mark.skip(reason=f"not offered: {reason}"))
@@ -32,6 +38,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _compiles(item: pytest.Item) -> bool:
     given = getattr(item, "callspec", None)
     return "compile" in item.name or (given is not None and given.params.get("use_compile", False))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    before = calls.total()
+    found = yield
+    if _peer.calls_each and calls.total() == before:
+        not_offered("nothing of ours is called")
+    return found
 
 
 def pytest_runtest_teardown() -> None:

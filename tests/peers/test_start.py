@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,17 @@ CALLS = {
     "flashinfer": "import flashinfer\ny = flashinfer.norm.rmsnorm(x, w)",
     "liger": "from liger_kernel.transformers.functional import liger_rms_norm\ny = liger_rms_norm(x, w, 1e-6)",
     "quack": "from quack.rmsnorm import rmsnorm\ny = rmsnorm(x, w)",
+    # Of a product with the identity.
+    "quack_products": "from quack.linear import linear_func\ny = linear_func(x.sign(), torch.eye(64))",
+    "torch_products": "y = torch.mm(x.sign(), torch.eye(64))",
 }
 TEST = """
 import torch
 {imports}
 x, w = torch.randn(2, 64), torch.ones(64)
-{call}
 
-def test_the_norm(request):
+def test_mm_cuda(request):
+{call}
     assert torch.allclose(y.pow(2).mean(-1), torch.ones(2), atol=1e-3)
     assert getattr(request.config, "conftest_was_read", False) is {reads}
 """
@@ -38,7 +42,7 @@ CONFTEST = {
 def test_a_library_s_tests_start_and_call_ours(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     peer = importlib.import_module(f"tests.peers.{name}").PEER
     imports = "\n".join(f"from {m} import {n}" for m, names in peer.modules.items() for n in names)
-    text = TEST.format(imports=imports, call=CALLS[name], reads=peer.has_conftest)
+    text = TEST.format(imports=imports, call=textwrap.indent(CALLS[name], 4 * " "), reads=peer.has_conftest)
     for file in map(tmp_path.joinpath, peer.files):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
