@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.spec.spec import Role
@@ -417,7 +418,8 @@ def _facts(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Facts | Non
     if tensors and torch._C._is_any_autocast_enabled():
         facts.append(_autocast(tensors[0].device.type))
     facts.append(torch.get_default_dtype())  # of tensors that the function makes, and of whole numbers divided
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    is_seen = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    if is_seen or forward_ad._current_level >= 0:
         return None, tensors
     return tuple(facts), tensors
 
