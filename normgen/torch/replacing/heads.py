@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from normgen.errors import UsageError
 from normgen.operators.table import REDUCTIONS
+from normgen.torch.calls import autocast_dtype
 from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.functional import cross_entropy
 from normgen.torch.linear_loss import linear_cross_entropy
@@ -190,7 +191,7 @@ def _loss(
         loss = cross_entropy(input.rows, target, **options)
     else:
         loss = linear_cross_entropy(input.rows, input.weight, target, **options)
-    return loss if torch.is_autocast_enabled(input.device.type) else loss.to(input.dtype)
+    return loss if autocast_dtype(input.device.type) is not None else loss.to(input.dtype)
 
 
 class HeadForward(Patched):
@@ -209,9 +210,8 @@ class HeadForward(Patched):
         if self.stores:
             logits = self.original(x)
             return Logits(logits, None, _as_it_is, logits.dtype)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        return Logits(x, module.weight, self.original, dtype)
+        cast = None if x.dtype == torch.float64 else autocast_dtype(x.device.type)
+        return Logits(x, module.weight, self.original, cast or x.dtype)
 
 
 class LossForward(Patched):
