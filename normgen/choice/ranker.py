@@ -7,6 +7,7 @@ A score is about the root of `log(us / least)`: how far a schedule is behind the
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +76,10 @@ class Ranker:
     def of(cls, found: Mapping[str, Any]) -> Self:
         """What `as_dict` wrote. Raises LookupError, ValueError or TypeError for anything else."""
         scale, most = float(found["scale"]), int(found["most"])
-        trees = tuple(_read(iter(tree), scale, most) for tree in found["trees"])
         names = tuple(map(str, found["names"]))
+        if not scale > 0:
+            raise ValueError(f"a scale above 0, not {scale}")
+        trees = tuple(_whole(list(tree), scale, most, len(names)) for tree in found["trees"])
         return cls(archs=tuple(found["archs"]), data=found["data"], names=names, trees=trees)
 
 
@@ -97,13 +100,31 @@ def _written(node: Split | float, scale: float, most: int) -> Iterator[float]:
         yield round(node * scale) - most
 
 
-def _read(numbers: Iterator[float], scale: float, most: int) -> Split | float:
+def _whole(numbers: list[float], scale: float, most: int, features: int) -> Split | float:
+    """The tree of a list of numbers. Raises ValueError or TypeError where they are none."""
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a tree is made of finite numbers")
+    rest = iter(numbers)
+    try:
+        tree = _read(rest, scale, most, features)
+    except StopIteration:
+        raise ValueError("a tree ends within a node") from None
+    except RecursionError:
+        raise ValueError("a tree has too many levels") from None
+    if next(rest, None) is not None:
+        raise ValueError("numbers stand behind a tree")
+    return tree
+
+
+def _read(numbers: Iterator[float], scale: float, most: int, features: int) -> Split | float:
     first = next(numbers)
     if first < 0:
         return (first + most) / scale
+    if first not in range(features):
+        raise ValueError(f"a split by one of {features} features, not by {first}")
     bound = next(numbers)
-    low = _read(numbers, scale, most)
-    return Split(int(first), bound, low, _read(numbers, scale, most))
+    low = _read(numbers, scale, most, features)
+    return Split(int(first), bound, low, _read(numbers, scale, most, features))
 
 
 @functools.cache

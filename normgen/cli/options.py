@@ -165,10 +165,8 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     Raises UsageError for a tensor or an axis that is named twice.
     """
     asked = {name: _value(name, fact, options[name]) for name, fact in ASKED.items() if not fact.option}
-    lengths = parse_pairs(" ".join(options["size"]), "inner=4096")
+    lengths = parse_pairs(" ".join(options["size"]), "inner=4096", once="--size names an axis")
     sizes: dict[str, Any] = {name: parse_size(name, size) for name, size in lengths.items()}
-    if len(sizes) < len(options["size"]):
-        raise UsageError("--size names an axis once", received=" ".join(options["size"]))
     if options.get("axis") is not None and options["shape"]:
         from normgen.problem.problem import along_axis  # loads numpy, which a tune's first step does without
 
@@ -183,10 +181,8 @@ def _value(name: str, fact: Option, given: Any) -> Any:
         return parse_names(given) or fact.default
     if fact.kind is not dict:
         return given
-    pairs = parse_pairs(" ".join(given) if fact.several else given, fact.example)
-    if fact.several and len(pairs) < len(given):
-        raise UsageError(f"{_flag(name)} names a tensor once", received=" ".join(given))
-    return pairs
+    text = " ".join(given) if fact.several else given
+    return parse_pairs(text, fact.example, once=f"{_flag(name)} names a tensor")
 
 
 def parse_size(name: str, text: str) -> int:
@@ -212,13 +208,15 @@ def parse_part(text: str) -> slice:
     return slice(int(found[1]) - 1, None, int(found[2]))
 
 
-def parse_pairs(text: str, example: str = "eps=1e-3") -> dict[str, str]:
-    """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text, with one that is right."""
+def parse_pairs(text: str, example: str = "eps=1e-3", *, once: str = "--set names a scalar") -> dict[str, str]:
+    """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text, with one that is right, and for a name said twice."""
     pairs: dict[str, str] = {}
     for part in parse_names(text):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
             raise UsageError("expected name=value", received=part, hint=f"for example {example}")
+        if name in pairs:
+            raise UsageError(f"{once} once", received=text, hint=f"leave out one {name}=")
         pairs[name] = value
     return pairs
 

@@ -39,6 +39,8 @@ def parsed(text: str) -> PointText:
             point = part
         elif not (name and equals and value):
             raise UsageError("expected name=value", received=part, hint="a point such as plain stands in front, once")
+        elif name in knobs:
+            raise UsageError("a schedule names a knob once", received=text, hint=f"leave out one {name}=")
         else:
             knobs[name] = value
     return PointText(point=point or "default", knobs=knobs)

@@ -33,6 +33,16 @@ def dtypes_of(tensors: Sequence[Value | None]) -> tuple[Any, ...]:
     return tuple([None if t is None else t.dtype for t in tensors])
 
 
+def autocast_dtype(device: str) -> Any:
+    """What autocast casts to on a device; None where it is off, or there is none, as on meta."""
+    return torch.get_autocast_dtype(device) if _has_autocast(device) and torch.is_autocast_enabled(device) else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_autocast(device: str) -> bool:
+    return bool(torch.amp.is_autocast_available(device))
+
+
 def name_of(dtype: Any) -> str:
     """Our name of a torch dtype. float64, which no kernel stores, has float32's: formulas then run in float64.
 

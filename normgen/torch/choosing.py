@@ -20,6 +20,7 @@ import torch
 
 from normgen.operators.forms import Uses
 from normgen.spec.spec import Spec
+from normgen.torch.calls import autocast_dtype
 
 _CALL_US = 5.0  # host time of a call of ours (H200, 1x1024 bf16 rmsnorm: 4.7), which a fused formula does not have
 _US_PER_BYTE = 0.25e-6  # of large calls, ours (H200, the same evidence)
@@ -70,8 +71,9 @@ def is_worth_products(x: Any, weight: Any, *, of_few: bool = True) -> bool:
     device, dtype = x.device, x.dtype
     if weight.device != device or x.shape[-1] != weight.shape[1] or not x.numel():
         return False
-    if torch.is_autocast_enabled(device.type) and torch.float64 not in (dtype, weight.dtype):
-        dtype = torch.get_autocast_dtype(device.type)
+    cast = autocast_dtype(device.type)
+    if cast is not None and torch.float64 not in (dtype, weight.dtype):
+        dtype = cast
     elif weight.dtype != dtype:
         return False
     if device.type == "cpu":

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
 from normgen.operators.forms import Kept, is_of_rows
 from normgen.torch.calls import Ready, Value, Values, apart_of, as_wide
@@ -101,8 +102,8 @@ class Eager:
         self._known = operators.calls.known
 
     def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, reduced: Reduced | None = None) -> Any:
-        """What is returned; NotImplemented where somebody may be looking on: subclasses, modes, transforms."""
-        if _modes() or _transform() is not None:
+        """What is returned; NotImplemented of subclasses, and under modes, transforms and forward-mode derivatives."""
+        if _modes() or _transform() is not None or forward_ad._current_level >= 0:
             return NotImplemented
         first = tensors[self._first]
         kinds = tuple(map(type, tensors))

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from normgen.spec.reader import load, parse
+from normgen.torch.calls import autocast_dtype
 from normgen.torch.choosing import note
 from normgen.torch.functional import function
+from normgen.torch.library import no_second, raising
 from normgen.torch.operators import Operator
 
 Tensor = Any
@@ -67,12 +69,12 @@ class GatedProducts:
             ),
         )
         self._backward_op.register_fake(_backward_like)
+        self._backward_op.register_autograd(raising(no_second(self.name)))
 
     def __call__(self, x: Tensor, w_gate: Tensor, w_up: Tensor, where: str = "") -> Tensor:
         """`where`: as in `Site`. Under autocast all three are cast first, as torch's linear casts them."""
         device = x.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
+        if (dtype := autocast_dtype(device)) is not None:
             with torch.autocast(device, enabled=False):
                 x, w_gate, w_up = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, w_gate, w_up))
                 return self(x, w_gate, w_up, where)
@@ -104,11 +106,11 @@ class GatedProducts:
         given = {"dy": dy, "gate": gate, "up": up}
         uses = self._gate.kept((True, True), (gate, up), gate.dtype).uses
         found = self._gate.calls.backward(uses, [given[use.name] for use in uses.reads], ())
-        dgate, dup = (t.flatten(0, -2) for t in found)
+        dgate, dup = (t.reshape(-1, t.shape[-1]) for t in found)
         gradients = []
         if of_x:
             gradients.append((dgate @ w_gate).addmm_(dup, w_up).view(x.shape))
-        rows = x.flatten(0, -2)
+        rows = x.reshape(-1, x.shape[-1])
         return [*gradients, *(d.t() @ rows for d, asked in ((dgate, of_w_gate), (dup, of_w_up)) if asked)]
 
     def _gradient(self, ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:

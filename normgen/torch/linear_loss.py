@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from normgen.errors import UsageError, did_you_mean
 from normgen.operators.labels import ignore_index_of, label_smoothing_of
 from normgen.operators.table import REDUCTIONS
+from normgen.python.arguments import scalar_of
 from normgen.spec.reader import load
 from normgen.torch import sharding
-from normgen.torch.functional import check_labels, mean_of
+from normgen.torch.calls import autocast_dtype
+from normgen.torch.functional import check_labels, cross_entropy, mean_of
+from normgen.torch.library import no_second, raising
 from normgen.torch.operators import Operator
 
 Tensor = Any
@@ -70,7 +74,8 @@ def _backward(
 
 def _backward_like(_: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     *_, of_input, of_weight = rest
-    return [torch.empty_like(t) for t, asked in ((input, of_input), (weight, of_weight)) if asked]
+    dinput = [input.new_empty(input.shape)] if of_input else []
+    return [*dinput, *([torch.empty_like(weight)] if of_weight else [])]
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -117,12 +122,18 @@ _backward_op = torch.library.custom_op(
     ),
 )
 _backward_op.register_fake(_backward_like)
+_backward_op.register_autograd(raising(no_second("linear_cross_entropy")))
 
 
 def slice_of(classes: int) -> int:
     """The classes whose logits a backward pass computes again at a time."""
     width = max(NARROWEST, -(-classes // SLICES))
     return -(-width // CLASSES) * CLASSES
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func transforms the call, or forward-mode derivatives are asked for."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _wide(dtype: Any) -> Any:
@@ -144,8 +155,10 @@ def linear_cross_entropy(
     input [.., inner] and weight [classes, inner] of one dtype, as torch.nn.Linear has them, target [..]. The backward
     pass computes the logits again, a sixteenth of the classes at a time, and adds up the input's gradient in float32:
     both gradients take a quarter less memory than the logits' own would, or less. Under autocast both are cast first,
-    as torch's linear casts them.
-    Raises UsageError as `cross_entropy` does, for tensors that do not fit each other, and for DTensors.
+    as torch's linear casts them. Under transforms of torch.func, and for forward-mode derivatives, logits are formed,
+    for `cross_entropy`.
+    Raises UsageError as `cross_entropy` does, for tensors that do not fit each other, for DTensors, and for a second
+    derivative.
     """
     tensors = {"input": input, "weight": weight, "target": target}
     for name, tensor in tensors.items():
@@ -155,8 +168,7 @@ def linear_cross_entropy(
         rule = "linear_cross_entropy takes no DTensor: each device has a part of the classes or of the rows"
         raise UsageError(rule, received="a DTensor", hint="cross_entropy takes logits that are DTensors")
     device = input.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if (dtype := autocast_dtype(device)) is not None:
         with torch.autocast(device, enabled=False):  # float32 within
             x, w = (t if t.dtype == torch.float64 else t.to(dtype) for t in (input, weight))
             return linear_cross_entropy(x, w, target, ignore_index, reduction, label_smoothing, z_loss=z_loss)
@@ -164,16 +176,25 @@ def linear_cross_entropy(
         rule = "input is [.., inner] and weight [classes, inner], of one dtype"
         received = f"input {list(input.shape)} of {input.dtype}, weight {list(weight.shape)} of {weight.dtype}"
         raise UsageError(rule, received=received, hint="weight as torch.nn.Linear has it")
-    if target.shape != input.shape[:-1] or target.is_floating_point():
+    if not input.device == weight.device == target.device:
+        devices = sorted({str(tensor.device) for tensor in tensors.values()})
+        raise UsageError("the tensors of a call are on one device", received=", ".join(devices))
+    if target.shape != input.shape[:-1] or target.dtype not in (torch.int64, torch.int32):
         received = f"target {list(target.shape)} of {target.dtype}, input {list(input.shape)}"
         raise UsageError("a target is a label for each row of input", received=received)
     if reduction not in REDUCTIONS:
         raise UsageError("unknown reduction", received=str(reduction), hint=did_you_mean(str(reduction), REDUCTIONS))
     ignored, smoothing = ignore_index_of(ignore_index), label_smoothing_of(label_smoothing)
-    if target.is_cpu and not torch.compiler.is_compiling():
+    is_traced = torch.compiler.is_compiling()
+    square = float(z_loss) if is_traced else scalar_of("z_loss", z_loss)
+    if not is_traced and _is_transformed():
+        logits = torch.nn.functional.linear(input, weight).reshape(-1, weight.shape[0])
+        losses = cross_entropy(logits, target.flatten(), None, None, ignored, None, reduction, smoothing, z_loss=square)
+        return losses.reshape(target.shape) if reduction == "none" else losses
+    if target.is_cpu and not is_traced:
         check_labels(target, weight.shape[0], ignored)
-    rows = input.reshape(-1, input.shape[-1])
-    losses, _ = _forward_op(rows, weight, target.reshape(-1), float(ignored), smoothing, float(z_loss))
+    rows = input.reshape(target.numel(), input.shape[-1])
+    losses, _ = _forward_op(rows, weight, target.reshape(-1), float(ignored), smoothing, square)
     if reduction == "none":
         return losses.reshape(target.shape)
     return losses.sum() if reduction == "sum" else mean_of(losses, target, ignored)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from normgen.errors import UsageError
 from normgen.operators.forms import returned, spec_of_operator
@@ -95,7 +96,10 @@ class Operator(OperatorOf):
                 raise UsageError(rule, received=type(tensor).__name__)
         if torch.compiler.is_compiling():
             return self._chosen(tensors, scalars, dtype, opaque, "")
-        return self._kernel(as_wide(tensors, dtype), scalars, self._dtype(tensors) if dtype is None else dtype)
+        tensors, dtype = as_wide(tensors, dtype), self._dtype(tensors) if dtype is None else dtype
+        if forward_ad._current_level >= 0:  # only torch's own operations carry tangents, `torch.func.jvp`'s too
+            return picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
+        return self._kernel(tensors, scalars, dtype)
 
     def _chosen(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str) -> Any:
         """What a compiler, or an exporter, gets; eager, where its graph is run as it is. `where`: as in `Site`."""

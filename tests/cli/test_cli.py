@@ -431,6 +431,23 @@ def test_a_layout_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture
     assert "--layout names a tensor once" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--schedule", "vector=2 vector=4"), "a schedule names a knob once"),
+        (("--dtypes", "weight=f32,weight=bf16"), "--dtypes names a tensor once"),
+        (("--in-place", "y=x,y=x"), "--in-place names a tensor once"),
+        (("--size", "inner=8,inner=9"), "--size names an axis once"),
+        (("--set", "eps=1", "--set", "eps=2"), "--set names a scalar once"),
+    ],
+)
+def test_what_is_said_twice_is_refused(words: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "verify", "--device", "cpu", "--op", "rmsnorm", "--shape", "4x64", *words)
+    assert code == UsageError.exit_code
+    assert f"error: {rule}\n  received: " in err
+    assert "hint: leave out one" in err
+
+
 def test_accumulate_shows_in_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert "+= " in run(capsys, "show", *BACKWARD, "--accumulate", "--ir")[1]
     assert "+= " not in run(capsys, "show", *BACKWARD, "--ir")[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from normgen.choice.first import first_choices
+from normgen.choice.ranker import FILE, Ranker
 from normgen.cli.main import cli
 from normgen.cuda.driver import device_facts
 from normgen.device import TARGETS, Device
@@ -261,3 +262,25 @@ def test_scores_are_plain_values() -> None:
     said = plain(scores([timed()], listing(8, 1)))
     assert json.loads(json.dumps(said))["missing"] == {"1": 1, "4": 1}
     assert said["choices"][0]["untimed"][0][0] == 0
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a cut tree": lambda found: found["trees"][0].pop(),
+    "an empty tree": lambda found: found["trees"][0].clear(),
+    "numbers behind a tree": lambda found: found["trees"][0].append(-1),
+    "no number": lambda found: found["trees"][0].__setitem__(1, math.nan),
+    "a split by no feature": lambda found: found["names"].pop(),
+    "a split by half a feature": lambda found: found["trees"][0].__setitem__(0, 0.5),
+    "no scale": lambda found: found.update(scale=0),
+    "a scale that is none": lambda found: found.update(scale=math.nan),
+    "too many levels": lambda found: found["trees"][0].__setitem__(slice(None), [0, 0.0] * 9999 + [-1] * 10000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_ranker_is_a_value_error(damage: str) -> None:
+    found = json.loads(FILE.read_bytes())
+    assert Ranker.of(found).names
+    DAMAGE[damage](found)
+    with pytest.raises(ValueError, match="tree|number|split|scale"):
+        Ranker.of(found)

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import OutsideError, UsageError  # noqa: E402
+from normgen.torch import linear_loss  # noqa: E402
+from normgen.torch.gated import gated_products  # noqa: E402
 from normgen.torch.linear_loss import SLICES, slice_of  # noqa: E402
 
 INNER, CLASSES = 40, 4500  # of three slices, the last one narrower
@@ -124,6 +126,11 @@ def test_under_autocast_both_factors_are_cast_as_by_a_linear_layer() -> None:
         ({"ignore_index": 2**24 + 1}, "ignore_index"),
         ({"target": lambda t: t.float()}, "a target is a label for each row"),
         ({"target": lambda t: t[0]}, "a target is a label for each row"),
+        ({"target": lambda t: t.to(torch.uint16)}, "a target is a label for each row"),
+        ({"target": lambda t: t.to("meta")}, "on one device"),
+        ({"weight": lambda t: t.to("meta")}, "on one device"),
+        ({"z_loss": None}, "'z_loss' is a number"),
+        ({"z_loss": "x"}, "'z_loss' is a number"),
         ({"weight": lambda t: t[:, :-1]}, "weight \\[classes, inner\\]"),
         ({"weight": lambda t: t.double()}, "of one dtype"),
         ({"input": lambda _: [[1.0]]}, "'input' is a torch tensor"),
@@ -166,3 +173,48 @@ def test_the_logits_are_never_there() -> None:
     ng.linear_cross_entropy(x, w, target).backward()
     scratch = torch.cuda.max_memory_allocated() - before - 2 * (x.numel() + w.numel())
     assert scratch <= rows * classes * 2 / 8
+
+
+def test_a_compilers_gradients_lie_as_the_operators_do() -> None:
+    """Of rows that lie column by column, and of weights with a pitch."""
+    x, w, target = torch.randn(INNER, 6).t(), torch.randn(300, 2 * INNER)[:, :INNER], torch.randint(0, 300, (6,))
+    _, lse = linear_loss._forward_op(x, w, target, -100.0, 0.0, 0.0)
+    asked = (torch.ones(6), x, w, target, lse, -100.0, 0.0, 0.0, True, True)
+    torch.library.opcheck(linear_loss._backward_op, asked, test_utils=["test_schema", "test_faketensor"])
+
+
+def test_transforms_and_forward_mode_derivatives_are_those_of_logits() -> None:
+    x, w, target = (t.detach() for t in drawn(torch.float64, "cpu", (2, 3)))
+    w, target = w[:9], target % 9
+
+    def ours(x: Any, target: Any = target) -> Any:
+        return ng.linear_cross_entropy(x, w, target, label_smoothing=0.1)
+
+    def theirs(x: Any, target: Any = target) -> Any:
+        return torch.nn.functional.cross_entropy((x @ w.T).flatten(0, -2), target.flatten(), label_smoothing=0.1)
+
+    for transform in (
+        lambda call: torch.func.grad(call)(x),
+        lambda call: torch.vmap(torch.func.grad(call))(x, target),
+        lambda call: torch.func.jvp(call, (x,), (x,)),
+        lambda call: torch.func.hessian(call)(x),
+    ):
+        torch.testing.assert_close(transform(ours), transform(theirs), rtol=1e-5, atol=1e-6)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        found, want = (torch.autograd.forward_ad.unpack_dual(call(dual)).tangent for call in (ours, theirs))
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, w, target = drawn(torch.float32, "cpu")
+    (first,) = torch.autograd.grad(ng.linear_cross_entropy(x, w, target), x, create_graph=True)
+    with pytest.raises(UsageError, match="a first derivative and no second one"):
+        first.sum().backward()
+
+
+def test_tensors_of_the_meta_device_have_a_loss_there() -> None:
+    x, w, target = (t.to("meta") for t in drawn(torch.float32, "cpu"))
+    assert ng.linear_cross_entropy(x, w, target).device.type == "meta"
+    y = gated_products("swiglu")(torch.ones(3, INNER, device="meta"), w, w)
+    assert (y.device.type, y.shape) == ("meta", (3, CLASSES))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import threading
+import warnings
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
@@ -221,29 +225,196 @@ def test_logits_are_there_for_who_asks_and_no_tensor_before(calls: list[str]) ->
     assert logits.made is None
     assert (logits.shape, logits.ndim, logits.dim(), logits.size(1)) == (want.shape, 3, 3, 9)
     assert (logits.device, logits.dtype, logits.requires_grad) == (want.device, want.dtype, True)
-    for found, exact in (
-        (logits[:, -1], want[:, -1]),
-        (logits[..., 3], want[..., 3]),
-        (logits[:, :4].formed(), want[:, :4]),
-        (logits[0:1, 2:, :].formed(), want[0:1, 2:]),
-        (logits[..., 2:], want[..., 2:]),
-        (logits[labels >= 0], want[labels >= 0]),
-        (2 / (1 + logits.exp()), 2 / (1 + want.exp())),
-        (torch.softmax(logits, dim=-1), torch.softmax(want, dim=-1)),
-        (torch.stack((logits, logits)), torch.stack((want, want))),
-        (logits - logits * 2, -want),
-        (logits.float().double().argmax(-1).double(), want.argmax(-1).double()),
-        (logits.view(-1), want.view(-1)),
-        (logits.flatten(0, 1).formed(), want.flatten(0, 1)),
-        (logits.to(torch.float32).formed(), want.float()),
-        (F.cross_entropy(logits.movedim(-1, 1), ids), F.cross_entropy(want.movedim(-1, 1), ids)),
-        (
-            F.cross_entropy(logits.flatten(0, 1), ids.flatten(), weight=torch.ones(CLASSES).double() / 2),
-            F.cross_entropy(want.flatten(0, 1), ids.flatten(), weight=torch.ones(CLASSES).double() / 2),
-        ),
+    for read in (
+        lambda z: z[:, -1],
+        lambda z: z[..., 3],
+        lambda z: z[:, :4],
+        lambda z: z[0:1, 2:, :],
+        lambda z: z[..., 2:],
+        lambda z: z[labels >= 0],
+        lambda z: 2 / (1 + z.exp()),
+        lambda z: torch.softmax(z, dim=-1),
+        lambda z: torch.stack((z, z)),
+        lambda z: z - z * 2,
+        lambda z: z.float().double().argmax(-1).double(),
+        lambda z: z.view(-1),
+        lambda z: z.flatten(0, 1),
+        lambda z: z.to(torch.float32),
+        lambda z: z[:, 1:].float().contiguous().view(-1, CLASSES)[2:],
+        lambda z: F.cross_entropy(z.movedim(-1, 1), ids),
+        lambda z: F.cross_entropy(z.flatten(0, 1), ids.flatten(), weight=torch.ones(CLASSES).double() / 2),
     ):
-        torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
-    assert type(logits.made) is torch.Tensor
+        found = read(model(ids, labels)["logits"])
+        found = found.formed() if isinstance(found, Logits) else found
+        torch.testing.assert_close(found, read(want), rtol=1e-6, atol=1e-6)
+
+
+CHANGES = {
+    "in place": lambda z: z.mul_(3),
+    "a cast in place": lambda z: (z := z.float()).mul_(3),
+    "a view in place": lambda z: (z.view(-1, CLASSES).mul_(3), z)[1],
+    "an element": lambda z: (z.__setitem__((..., 3), 2.0), z)[1],
+}
+
+
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_logits_that_a_model_begins_to_change_are_those_of_its_loss(change: str, stores: bool) -> None:
+    class Changing(LlamaLike):
+        begun = False
+
+        def loss(self, logits: Any, *others: Any) -> Any:
+            return super().loss(CHANGES[change](logits) if self.begun else logits, *others)
+
+    ids, labels = drawn()
+    model = Changing().double()
+    ng.replace(model, products=True, stored_logits=stores)
+    model.begun = True
+    found = trained(model, ids, labels)
+    ng.restore(model)
+    assert_same_step(found, trained(model, ids, labels), 1e-6)
+
+
+def test_logits_in_what_a_model_returns_are_tensors_however_deep() -> None:
+    class Deep(LlamaLike):
+        def forward(self, ids: Any, labels: Any = None) -> Any:
+            found = super().forward(ids, labels)
+            return found | {"more": [(found["logits"], {"last": found["logits"][:, -1:]})]}
+
+    ids, labels = drawn()
+    model = Deep().double()
+    want = model(ids, labels)
+    ng.replace(model, products=True)
+    found = model(ids, labels)
+    torch.testing.assert_close(found["more"], want["more"])
+
+
+def test_logits_are_of_the_weight_that_they_were_to_be_of() -> None:
+    ids, labels = drawn()
+    model = LlamaLike().double()
+    ng.replace(model, products=True, stored_logits=False)
+    other = {name: p.detach() * 2 for name, p in model.named_parameters()}
+    found = torch.func.functional_call(model, other, (ids, labels))["logits"]
+    want = torch.func.functional_call(model, other, (ids,))["logits"]
+    torch.testing.assert_close(found.formed(), want, rtol=1e-6, atol=1e-6)
+    late = model(ids, labels)["logits"]
+    model.out.weight.data = model.out.weight.data * 2
+    with pytest.raises(UsageError, match="changed in place since"):
+        late.sum()
+
+
+class Checkpointed(LlamaLike):
+    """Parts that a backward pass runs again: of the head, or of the loss."""
+
+    def __init__(self, part: str, reentrant: bool) -> None:
+        super().__init__()
+        self.how = {"use_reentrant": reentrant}
+        self.part = part
+
+    def forward(self, ids: Any, labels: Any = None, items: Any = None) -> Any:
+        run, again = checkpoint, self.part
+        x = self.body(ids)[0]
+        logits = run(self.out, x, **self.how) if again == "head" else self.out(x)
+        if labels is None:
+            return {"logits": logits}
+        given = (logits, labels, items)
+        return {"loss": run(self.loss, *given, **self.how) if again == "loss" else self.loss(*given), "logits": logits}
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any) -> Any:
+        ctx.given = logits, labels
+        return F.cross_entropy(logits, labels, ignore_index=-7)
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Any) -> Any:
+        logits, labels = ctx.given
+        with torch.enable_grad():
+            z = logits.detach().requires_grad_()
+            (found,) = torch.autograd.grad(F.cross_entropy(z, labels, ignore_index=-7), z)
+        return dloss * found, None
+
+
+class OwnFunction(LlamaLike):
+    def loss(self, logits: Any, labels: Any, items: Any) -> Any:
+        assert items is None
+        return Own.apply(logits.view(-1, CLASSES), labels.view(-1))
+
+
+OTHERS = {
+    "head, reentrant": (lambda: Checkpointed("head", True), True),
+    "head": (lambda: Checkpointed("head", False), True),
+    "loss, reentrant": (lambda: Checkpointed("loss", True), False),
+    "loss": (lambda: Checkpointed("loss", False), True),
+    "a function": (OwnFunction, False),
+}
+
+
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_loss_whose_gradient_logits_would_lose_is_left(name: str, stores: bool) -> None:
+    made, is_ours = OTHERS[name]
+    ids, labels = drawn()
+    model = made().double()
+    want = trained(model, ids, labels)
+    report = ng.replace(model, products=True, stored_logits=stores)
+    assert ("out" in report.replaced) == is_ours
+    assert "other gradients" in report.left.get("its loss", "its loss has other gradients" if is_ours else "")
+    assert_same_step(trained(model, ids, labels), want, 1e-6)
+
+
+def test_what_is_examined_leaves_a_model_and_random_numbers_as_they_were() -> None:
+    class Counting(LlamaLike):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(()))
+            self.seen, self.drop = [], torch.nn.Dropout(0.2)
+
+        def forward(self, ids: Any, labels: Any = None) -> Any:
+            self.steps += 1
+            self.seen.append(1)
+            logits = self.out(self.drop(self.body(ids)[0]))
+            return {"logits": logits} | ({} if labels is None else {"loss": self.loss(logits, labels, None)})
+
+    ids, labels = drawn()
+    model = Counting().double()
+    torch.manual_seed(7)
+    want = trained(model, ids, labels)
+    torch.manual_seed(7)
+    report = ng.replace(model, products=True)
+    assert (int(model.steps), len(model.seen)) == (1, 1)
+    assert "out" in report.replaced
+    assert_same_step(trained(model, ids, labels), want, 1e-6)
+
+
+def test_a_module_that_cannot_be_copied_is_left_and_the_others_are_not() -> None:
+    locked, normed, plain = Mlp(), Mlp(), Mlp()
+    locked.lock = threading.Lock()
+    with warnings.catch_warnings(action="ignore"):
+        torch.nn.utils.weight_norm(normed.a)
+    norm, head = torch.nn.RMSNorm(WIDTH), LlamaLike()
+    norm.lock = head.lock = locked.lock
+    report = ng.replace(torch.nn.ModuleList([locked, normed, plain, norm, head]), products=True)
+    assert [name for name, why in report.left.items() if "it cannot be copied" in why] == ["0", "1", "3", "4.its loss"]
+    assert "2" in report.replaced
+
+
+def test_labels_that_float32_does_not_hold_are_left_to_torch() -> None:
+    class Far(LlamaLike):
+        ignored = -100
+
+        def loss(self, logits: Any, labels: Any, _: Any) -> Any:
+            labels = labels.where(labels >= 0, self.ignored).view(-1)
+            return F.cross_entropy(logits.view(-1, CLASSES), labels, ignore_index=self.ignored)
+
+    ids, labels = drawn()
+    model = Far().double()
+    ng.replace(model, products=True)
+    model.ignored = (1 << 31) - 1
+    found = trained(model, ids, labels)
+    ng.restore(model)
+    assert_same_step(found, trained(model, ids, labels), 1e-6)
 
 
 def test_logits_that_are_asked_for_behind_a_step_of_the_optimizer_are_refused() -> None:
@@ -494,9 +665,13 @@ def test_who_looks_on_sees_the_modules_own_operations(calls: list[str]) -> None:
         want = module(x)
     assert behind.get_total_flops() == before.get_total_flops()
     torch.testing.assert_close(torch.vmap(module)(x), want)
+    torch.testing.assert_close(torch.func.jvp(module, (x,), (x,))[0], want)
+    assert copy.deepcopy(module).to("meta")(x.to("meta")).shape == want.shape
     exported = torch.export.export(torch.nn.Sequential(module), (x,)).module()
     torch.testing.assert_close(exported(x), want)
     assert calls == []
+    with warnings.catch_warnings(action="ignore"):
+        torch.testing.assert_close(torch.jit.trace(module, x)(x), want)
 
 
 def test_under_autocast_products_are_those_of_its_dtype() -> None:
@@ -519,13 +694,14 @@ def test_under_autocast_products_are_those_of_its_dtype() -> None:
 @pytest.mark.parametrize("gate", gated.GATES)
 def test_each_gradient_of_gated_products_is_found_alone(gate: str) -> None:
     torch.manual_seed(1)
-    given = [torch.randn(*n, 12, dtype=torch.float64) for n in ((2, 3), (8,), (8,))]
     made = gated.gated_products(gate)
-    for asked in range(1, 8):
-        args = [t.clone().requires_grad_(bool(asked >> i & 1)) for i, t in enumerate(given)]
-        assert torch.autograd.gradcheck(made, args)
+    for leading in ((2, 3), ()):
+        given = [torch.randn(*n, 12, dtype=torch.float64) for n in (leading, (8,), (8,))]
+        for asked in range(1, 8):
+            args = [t.clone().requires_grad_(bool(asked >> i & 1)) for i, t in enumerate(given)]
+            assert torch.autograd.gradcheck(made, args)
     args = [t.clone().requires_grad_() for t in given]
-    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+    with pytest.raises(UsageError, match="a first derivative and no second one"):
         torch.autograd.gradgradcheck(made, args)
 
 

@@ -136,3 +136,36 @@ def test_the_heads_of_an_example_are_its_own(dims: tuple[int | None, ...], devic
     x = x.movedim(0, dims[0]) if dims[0] is not None else x
     weight = weight.movedim(0, dims[1]) if dims[1] is not None else weight
     same(torch.vmap(made, dims)(x, weight), torch.vmap(lambda x, w: x * w, dims)(x, weight))
+
+
+FORWARD = {
+    "softmax": (lambda x: ng.softmax(x, 0), lambda x: torch.softmax(x, 0)),
+    "rms_norm": (
+        lambda x: ng.rms_norm(x, None, 1e-6),
+        lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6),
+    ),
+    "cross_entropy": (
+        lambda x: ng.cross_entropy(x, torch.tensor([1, 4, 0], device=x.device)),
+        lambda x: torch.nn.functional.cross_entropy(x, torch.tensor([1, 4, 0], device=x.device)),
+    ),
+    "fused": (ng.fused(lambda x: torch.softmax(x * 2, -1) * x), lambda x: torch.softmax(x * 2, -1) * x),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_derivatives_are_torchs(name: str, device: str) -> None:
+    """A kernel carries no tangent, and says nothing of it."""
+    ours, theirs = FORWARD[name]
+    x, along = torch.randn(3, 8, device=device), torch.randn(3, 8, device=device)
+    for transform in (
+        lambda call: torch.func.jvp(call, (x,), (along,)),
+        lambda call: torch.func.jacfwd(call)(x),
+        lambda call: torch.func.hessian(lambda x: call(x).pow(2).sum())(x),
+        lambda call: torch.func.jvp(torch.func.grad(lambda x: call(x).pow(2).sum()), (x,), (along,)),
+    ):
+        same(transform(ours), transform(theirs))
+    for leaf in (x, x.clone().requires_grad_()):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(leaf, along)
+            got, want = (torch.autograd.forward_ad.unpack_dual(call(dual)).tangent for call in (ours, theirs))
+        same(got, want)

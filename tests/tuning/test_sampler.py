@@ -196,11 +196,26 @@ def test_random_draws_each_point_that_is_left_alike() -> None:
         ([], "at least one legal point"),
         ([{"a": 1}, {"b": 1}], "the same knobs"),
         ([{"a": 1}, {"a": 2}, {"a": 1}], "occurs once"),
+        ([{}], "a mapping of a knob"),
+        ([3], "a mapping of a knob"),
+        ([{"a": [1]}, {"a": [2]}], "one that Optuna stores"),
     ],
 )
 def test_points_that_are_no_set_are_refused(points: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         SurrogateSampler(points)
+
+
+def test_a_knob_may_have_more_values_than_two_bytes_count() -> None:
+    sampler = SurrogateSampler([{"a": i} for i in range(1 << 16)])
+    assert [sampler.index_of({"a": i}) for i in (0, 40000, 65535, 65536)] == [0, 40000, 65535, None]
+
+
+@pytest.mark.parametrize("given", ["log_cost", "features"])
+@pytest.mark.parametrize("number", [math.nan, "x"])
+def test_what_is_computed_with_is_finite(given: str, number: Any) -> None:
+    with pytest.raises(UsageError, match=f"{given} is made of finite numbers"):
+        SurrogateSampler(POINTS, **{given: [number] * len(POINTS)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", ["log_cost", "features", "groups", "ways"])

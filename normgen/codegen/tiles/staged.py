@@ -107,7 +107,8 @@ class StagedEpilogue(Epilogue):
         return "n0 == 0 && tn == 0" + (" && pass == 0" if self.passing else "")
 
     def sum_of(self, name: str) -> str:
-        return f"{name}_part[i / 2][2 * j + i % 2 * 2 + e]"
+        pair = "2 * j" if self.plan.has_whole_vectors else "j / 2 * 4 + j % 2"  # an odd number of columns has no pairs
+        return f"{name}_part[i / 2][{pair} + i % 2 * 2 + e]"
 
     def statements(self) -> list[Statement]:
         lines, elements = self.parts()

@@ -9,6 +9,7 @@ from normgen.knobs import names_of as knobs_of
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.cut import contraction
+from normgen.schedule.tiles.fragment import WARP
 from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, tile_problem_plan
 
@@ -142,6 +143,8 @@ def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "a maximum moves while tiles pass through registers: hold = shared, or registers"
     if s.hold is Hold.SHARED and s.tile_m * s.tile_k // s.vector % max(1, s.threads):
         return "each thread has as many vectors of the tile whose maximum moves: fewer threads, or a larger tile_k"
+    if s.hold is Hold.SHARED and s.tile_k > WARP * s.vector:
+        return f"the lanes of a warp share a row of the tile whose maximum moves: tile_k = {WARP * s.vector} or less"
     return None
 
 

@@ -8,6 +8,7 @@ from math import gcd
 from normgen.device import Device
 from normgen.dtypes import F32, TF32, DType
 from normgen.knobs import Copy, Hold, LoadHint, SoftmaxMethod, StoreHint
+from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Load, Store, value_alone
 from normgen.schedule.tiles.cut import Side
 from normgen.schedule.tiles.fragment import DEEP_BYTES, PIECE_BYTES, TENSOR_TYPES, VECTOR, WARP, TensorCores
@@ -159,10 +160,15 @@ class Wgmma(TensorCores):
 
     @cached_property
     def exchanged(self) -> tuple[Store, ...]:
-        """Of 8 bits: the four lanes of a line exchange pairs, and store pieces of 8 columns each."""
+        """Of 8 bits, in whole pieces: the four lanes of a line exchange pairs, and store pieces of 8 columns each."""
         stores = [s for s in self.cut.epilogue if isinstance(s, Store) and {*s.kind.axes} == self.result]
-        dtypes = {s: self.problem.tensor(s.tensor).dtype for s in stores if not s.accumulate}
-        return tuple(s for s, dtype in dtypes.items() if dtype.bytes == dtype.packed == 1)
+        uses = {s: self.problem.tensor(s.tensor) for s in stores if not s.accumulate}
+        return tuple(s for s, use in uses.items() if use.dtype.bytes == use.dtype.packed == 1 and self._is_whole(use))
+
+    def _is_whole(self, use: TensorUse) -> bool:
+        """Whether lines of the result are pieces that start at their size: of TF32 four columns are a vector."""
+        is_aligned = min(self.problem.align, self.problem.row_alignment(use)) >= VECTOR * use.dtype.bytes
+        return is_aligned and self.problem.sizes.along(self.cut.n) % VECTOR == 0
 
     def _is_box(self, tensor: str) -> bool:
         use = self.problem.tensor(tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import warnings
@@ -15,7 +14,7 @@ import torch
 from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.gated import GATES, gated_products
 from normgen.torch.replacing.patched import PLAIN, Patched, is_bare, is_looked_on, is_plain_linear, is_same
-from normgen.torch.replacing.probing import INTERNAL, NONE, FailedError, is_close, names_read, telling_rows
+from normgen.torch.replacing.probing import INTERNAL, NONE, FailedError, copied, is_close, names_read, telling_rows
 
 Tensor = Any
 Module = Any
@@ -139,7 +138,7 @@ class _Probe:
     def __init__(self, module: Module, others: tuple[str, ...]) -> None:
         self.orders, self.others = [*_orders(module)], others
         # The copy's parameters are other ones, and so the module's own are not copied.
-        self.module = copy.deepcopy(module, {id(p): torch.nn.Parameter(p.new_empty(0)) for p in module.parameters()})
+        self.module = copied(module, {id(p): torch.nn.Parameter(p.new_empty(0)) for p in module.parameters()})
         self.generator = torch.Generator(device="cpu").manual_seed(0)
         self.rows = telling_rows(_INNER, self.generator)[:, :5]
 

@@ -8,7 +8,6 @@ All else forms the logits and goes on with them: so labels are shifted, ignored 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -20,18 +19,20 @@ from torch.utils._pytree import tree_map
 
 from normgen.errors import UsageError
 from normgen.operators.table import REDUCTIONS
+from normgen.torch.calls import autocast_dtype
 from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.functional import cross_entropy
 from normgen.torch.linear_loss import linear_cross_entropy
 from normgen.torch.replacing.patched import Patched, is_looked_on, is_plain_linear
-from normgen.torch.replacing.probing import FailedError
+from normgen.torch.replacing.probing import FailedError, copied
 
 Tensor = Any
 Module = Any
 
 _LABELS = ("labels", "targets", "target")  # what a forward calls its labels
 _INNER, _SIZES = 8, (2, 5)  # of the rows in front of a head that is probed
-_SAME = 1e-6
+_SAME, _SAME_GRADIENT = 1e-6, 1e-5  # of a loss; of the largest of its gradients
+_HELD = 1 << 24  # float32, which our losses compare labels in, holds every whole number up to it
 _cross_entropy = torch.nn.functional.cross_entropy
 
 
@@ -57,29 +58,57 @@ class Logits:
 
     rows    [.., classes], what they are before a cast; with a weight, the rows [.., inner] in front of the head
     weight  [classes, inner], of logits that are not stored
-    form    (rows) -> the logits, by the head
+    form    (rows, weight, dtype) -> the logits
+    base    logits that these are made of, by a method of theirs: its name, and its arguments
     """
 
-    def __init__(self, rows: Tensor, weight: Tensor | None, form: Callable[[Tensor], Tensor], dtype: Any) -> None:
-        self.rows, self.weight, self.form, self.dtype = rows, weight, form, dtype
+    def __init__(
+        self,
+        rows: Tensor,
+        weight: Tensor | None,
+        form: Callable[[Tensor, Tensor | None, Any], Tensor],
+        dtype: Any,
+        base: tuple[Logits, str, tuple[Any, ...]] | None = None,
+    ) -> None:
+        self.rows, self.weight, self.form, self.dtype, self.base = rows, weight, form, dtype, base
         self.classes = rows.shape[-1] if weight is None else weight.shape[0]
         self.version = 0 if weight is None else weight._version
+        self.memory = 0 if weight is None or torch.compiler.is_compiling() else weight.data_ptr()
         self.made: Tensor | None = None
 
-    def formed(self) -> Tensor:
-        """The logits, formed once. Raises UsageError behind an optimiser's step, which changed what they were."""
-        if self.made is None:
-            if self.weight is not None and self.weight._version != self.version:
+    def formed(self, *, is_last: bool = False) -> Tensor:
+        """The logits, formed once. Raises UsageError behind an optimiser's step, which changed what they were.
+
+        is_last  the model is through with them, but for parts of it that a backward pass runs again as they ran
+        """
+        if self.made is not None:
+            return self.made
+        if self.base is not None:
+            of, name, args = self.base
+            made = getattr(of.formed(is_last=is_last), name)(*args)
+        else:
+            if not self.is_as_it_was(self.weight):
                 rule = "logits are formed by the weight that they were to be of, which was changed in place since"
                 hint = "read output.logits before the optimiser's step, or call the model outside of training"
                 raise UsageError(rule, received="logits of a replaced head", hint=hint)
-            self.made = self.form(self.rows).to(self.dtype)
-        return self.made
+            made = self.form(self.rows, self.weight, self.dtype)
+        if not is_last:
+            self.made = made
+        return made
 
-    def of(self, rows: Tensor, dtype: Any = None) -> Logits:
-        found = Logits(rows, self.weight, self.form, dtype or self.dtype)
-        found.version = self.version
-        return found
+    def is_as_it_was(self, weight: Tensor | None) -> bool:
+        """A compiler does not see where the memory of a weight is."""
+        return weight is None or (weight._version == self.version and self.memory in (0, weight.data_ptr()))
+
+    def is_formed(self) -> bool:
+        """Whether somebody may have changed them in place: then all goes on with the tensor."""
+        return self.made is not None or (self.base is not None and self.base[0].is_formed())
+
+    def of(self, rows: Tensor, name: str, *args: Any, dtype: Any = None) -> Any:
+        """What their method gives, which does the same to rows."""
+        if self.is_formed():
+            return getattr(self.formed(), name)(*args)
+        return Logits(rows, self.weight, self.form, dtype or self.dtype, (self, name, args))
 
     # What a tensor says of itself.
 
@@ -107,11 +136,11 @@ class Logits:
 
     # What is done to rows in the place of logits.
 
-    def float(self) -> Logits:
-        return self.of(self.rows, torch.float32)
+    def float(self) -> Any:
+        return self.of(self.rows, "float", dtype=torch.float32)
 
-    def contiguous(self) -> Logits:
-        return self
+    def contiguous(self) -> Any:
+        return self.of(self.rows, "contiguous")
 
     def to(self, *args: Any, **named: Any) -> Any:
         if not named and args in ((torch.float32,), (self.device,)):
@@ -122,7 +151,7 @@ class Logits:
         sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
         if len(sizes) < 2 or sizes[-1] != self.classes:
             return self.formed().reshape(*sizes)
-        return self.of(self.rows.reshape(*sizes[:-1], self.rows.shape[-1]))
+        return self.of(self.rows.reshape(*sizes[:-1], self.rows.shape[-1]), "reshape", *sizes)
 
     reshape = view
 
@@ -139,7 +168,10 @@ class Logits:
         has_classes = len(slices) == self.ndim or (dots and parts[-1] is not Ellipsis)
         if len(slices) + dots < len(parts) or (has_classes and parts[-1] != slice(None)):
             return self.formed()[index]
-        return self.of(self.rows[index])
+        return self.of(self.rows[index], "__getitem__", index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.formed()[index] = value.formed() if isinstance(value, Logits) else value
 
     # All else.
 
@@ -181,7 +213,8 @@ def _loss(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """torch's cross entropy of logits; of those of rows with labels, without them."""
-    is_ours = weight is None and size_average is None and reduce is None and reduction in REDUCTIONS
+    is_plain = weight is None and size_average is None and reduce is None and reduction in REDUCTIONS
+    is_ours = is_plain and not input.is_formed() and -_HELD <= ignore_index <= _HELD
     if not is_ours or input.ndim != 2 or target.is_floating_point() or target.shape != input.shape[:-1]:
         behind = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         return _cross_entropy(input.formed(), target, *behind)
@@ -190,7 +223,7 @@ def _loss(
         loss = cross_entropy(input.rows, target, **options)
     else:
         loss = linear_cross_entropy(input.rows, input.weight, target, **options)
-    return loss if torch.is_autocast_enabled(input.device.type) else loss.to(input.dtype)
+    return loss if autocast_dtype(input.device.type) is not None else loss.to(input.dtype)
 
 
 class HeadForward(Patched):
@@ -198,20 +231,22 @@ class HeadForward(Patched):
 
     def __init__(self, module: Module, *, name: str, stores: bool) -> None:
         super().__init__(module, name=name)
-        self.is_open, self.stores = False, stores
+        self.is_open, self.stores, self.has_gradients, self.form = False, stores, True, _form
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         (x,) = (*args, *named.values()) if named else args
         module = self.module
         is_ours = self.is_open and type(x) is torch.Tensor and is_plain_linear(module) and not is_looked_on()
-        if not is_ours or not is_worth_products(x, module.weight, of_few=False):
+        # Within a checkpoint that records nothing, only tensors are recorded behind it.
+        if not is_ours or self.has_gradients != torch.is_grad_enabled():
+            return self.original(x)
+        if not is_worth_products(x, module.weight, of_few=False):
             return self.original(x)
         if self.stores:
             logits = self.original(x)
-            return Logits(logits, None, _as_it_is, logits.dtype)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        return Logits(x, module.weight, self.original, dtype)
+            return Logits(logits, None, self.form, logits.dtype)
+        cast = None if x.dtype == torch.float64 else autocast_dtype(x.device.type)
+        return Logits(x, module.weight, self.form, cast or x.dtype)
 
 
 class LossForward(Patched):
@@ -233,7 +268,7 @@ class LossForward(Patched):
         is_ours = labels is not None and (self.found.stores or self.module.training)
         if not (is_ours and isinstance(head, HeadForward)):
             return self.original(*args, **named)
-        head.is_open = True
+        head.is_open, head.has_gradients = True, torch.is_grad_enabled()
         try:
             found = self.original(*args, **named)
         finally:
@@ -241,18 +276,26 @@ class LossForward(Patched):
         return _with_tensors(found) if self.found.stores else found
 
 
-def _as_it_is(rows: Tensor) -> Tensor:
-    return rows
+def _form(rows: Tensor, weight: Tensor | None, dtype: Any) -> Tensor:
+    """As the head makes them in the call that they are of, under autocast or not."""
+    if weight is None:
+        return rows
+    with torch.autocast(rows.device.type, enabled=False):
+        return torch.nn.functional.linear(rows.to(dtype), weight.to(dtype))
 
 
 def _with_tensors(found: Any) -> Any:
     """What a model returns, with the logits that it stored anyway as the tensors they were."""
-    if isinstance(found, dict):
-        for name, value in found.items():
-            if isinstance(value, Logits):
-                found[name] = value.formed()
-    elif type(found) is tuple:
-        return tuple([value.formed() if isinstance(value, Logits) else value for value in found])
+    if isinstance(found, Logits):
+        return found.formed(is_last=True)
+    if isinstance(found, (dict, list)):  # a compiler traces no `|`
+        for key, value in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
+            if (made := _with_tensors(value)) is not value:
+                found[key] = made
+    elif isinstance(found, tuple):
+        parts = [_with_tensors(value) for value in found]
+        if any(part is not value for part, value in zip(parts, found, strict=True)):
+            return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
     return found
 
 
@@ -277,17 +320,25 @@ def told_loss(module: Module, *, stores: bool) -> HeadLoss | str:
     if why := why_no_products(head.weight):
         return why
     labels = labels_of(module)
-    probe = _Probe(module, name, labels)
     try:
-        want = probe.loss(is_open=False)
-        loss = probe.loss(is_open=True)
+        probe = _Probe(module, name, labels)
+        want, *gradients = probe.loss(is_open=False)
+        loss, *found = probe.loss(is_open=True)
     except FailedError as failure:
         return str(failure)
     if probe.formed:
         return "its logits are changed on the way to its loss, or that is not torch's cross_entropy"
     if loss.dtype != want.dtype or not torch.allclose(loss, want, rtol=_SAME, atol=0):
         return "its loss is not the cross entropy of its logits alone"
+    if not all(map(_is_same_gradient, found, gradients)):
+        return "its loss has other gradients behind what is no tensor: a checkpoint's, or a Function's of its own"
     return HeadLoss(head=name, labels=labels, stores=stores)
+
+
+def _is_same_gradient(found: Tensor | None, want: Tensor | None) -> bool:
+    if found is None or want is None:
+        return found is want
+    return bool(torch.allclose(found, want, rtol=0, atol=_SAME_GRADIENT * float(want.abs().max())))
 
 
 class _Probe:
@@ -305,35 +356,47 @@ class _Probe:
         own = torch.nn.Linear(1, 1, bias=False, device="meta")  # which draws no random numbers
         own.weight = torch.nn.Parameter(torch.randn(classes, _INNER, dtype=torch.float64, **place))
         self.forward = HeadForward(own, name=head, stores=False)
-        plain = own.forward
 
-        def form(rows: Tensor) -> Tensor:
-            self.formed += self.forward.is_open
-            return plain(rows)
+        def form(rows: Tensor, weight: Tensor | None, dtype: Any) -> Tensor:
+            self.formed += 1
+            return _form(rows, weight, dtype)
 
-        self.forward.original, own.forward = form, self.forward
-        self.module = copy.copy(module)
-        children = {
-            name: _Before(self.rows) if next(child.parameters(), None) is not None else child
-            for name, child in module._modules.items()
-            if child is not None
-        }
-        self.module.__dict__ |= {"_modules": {**module._modules, **children, head: own}, "training": True}
+        self.forward.form, own.forward = form, self.forward
+        self.leaves = self.rows.requires_grad_(), own.weight
+        # What the copy counts and keeps is its own; of what has parameters there is none.
+        children = {id(c): _Before(self.rows) for c in module.children() if next(c.parameters(), None) is not None}
+        kept = {id(p): p for p in module.parameters()}
+        self.module = copied(module, {**kept, **children, id(getattr(module, head)): own})
+        self.module.training = True
 
-    def loss(self, *, is_open: bool) -> Tensor:
+    def loss(self, *, is_open: bool) -> tuple[Tensor, ...]:
+        """The loss, and its gradients."""
         takes = [*inspect.signature(self.module.forward).parameters]
         before = () if takes[0] == self.named else (self.labels,)
         self.forward.is_open = is_open
+        torch.default_generator.manual_seed(0)  # of a dropout, say: `replace` gives it back its state
+        for leaf in self.leaves:
+            leaf.grad = None
         try:
-            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
                 found = self.module.forward(*before, **{self.named: self.labels})
+                loss = _loss_of(found)
+                self.forward.is_open = False  # as it is when a backward pass runs a part again
+                if loss.requires_grad:
+                    loss.backward()
+        except FailedError:
+            raise
         except Exception as error:
             raise FailedError(f"its forward does not run on stand-ins: {type(error).__name__}: {error}") from error
-        parts = found.values() if isinstance(found, dict) else found if type(found) is tuple else ()
-        losses = [part for part in parts if isinstance(part, torch.Tensor) and not part.ndim]
-        if len(losses) != 1:
-            raise FailedError(f"its forward returns a {type(found).__name__} with {len(losses)} losses")
-        return losses[0]
+        return loss.detach(), *(leaf.grad for leaf in self.leaves)
+
+
+def _loss_of(found: Any) -> Tensor:
+    parts = found.values() if isinstance(found, dict) else found if type(found) is tuple else ()
+    losses = [part for part in parts if isinstance(part, torch.Tensor) and not part.ndim]
+    if len(losses) != 1:
+        raise FailedError(f"its forward returns a {type(found).__name__} with {len(losses)} losses")
+    return losses[0]
 
 
 class _Before(torch.nn.Module):

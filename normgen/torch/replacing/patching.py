@@ -297,6 +297,9 @@ def _said(module: Module) -> Any:
 
 
 def _examine(module: Module, told: Callable[[Module], Any] = told) -> Any:
-    """On the CPU, where a forward that makes tensors of its own is to make them too, and in no mode of the caller's."""
-    with torch.device("cpu"), torch.inference_mode(False):
+    """On the CPU, where a forward that makes tensors of its own is to make them too, and in no mode of the caller's.
+
+    The caller's random numbers stay as they are.
+    """
+    with torch.device("cpu"), torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         return told(module)

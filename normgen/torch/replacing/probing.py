@@ -115,11 +115,19 @@ class FailedError(Exception):
     """A module's forward does not do what a norm's does."""
 
 
+def copied(module: Module, known: dict[int, Any]) -> Any:
+    """A copy of a module; `known`, by their ids, stands for objects that it holds. Raises FailedError."""
+    try:
+        return copy.deepcopy(module, known)
+    except Exception as error:  # of a lock, or a tensor with a gradient to come
+        raise FailedError(f"it cannot be copied: {type(error).__name__}: {error}") from error
+
+
 class _Probe:
     """A copy of a module on the CPU with other parameters, and what it makes of rows."""
 
     def __init__(self, module: Module, names: tuple[str, ...], cols: int, lying: Lying | None) -> None:
-        self.module, self.names, self.lying = copy.deepcopy(module), names, lying
+        self.module, self.names, self.lying = copied(module, {}), names, lying
         generator = torch.Generator(device="cpu").manual_seed(cols)
         place = {"dtype": torch.float64, "device": "cpu"}
         self.values = {name: torch.randn(cols, generator=generator, **place) for name in names}

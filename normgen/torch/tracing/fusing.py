@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.spec.spec import Role
+from normgen.torch.calls import autocast_dtype
 from normgen.torch.operators import Operator, operator
 from normgen.torch.tracing.comparing import Comparison, compared
 from normgen.torch.tracing.cuts.cutting import Cut, CutPlan, CutPlans, results_of, smaller
@@ -204,7 +206,7 @@ class Fused:
         except UsageError as error:
             if self._is_cut or error.rule.endswith((OF_NUMBER, NO_NUMBER, NO_VALUE)):
                 raise
-            key = (tuple(sizes), dtypes, tensors[0].device, statics, _autocast(tensors[0].device.type))
+            key = (tuple(sizes), dtypes, tensors[0].device, statics, autocast_dtype(tensors[0].device.type))
             if key not in self._plans:
                 self._plans[key] = self._cut(error, tensors, args, named)
             return self._plans[key]
@@ -244,7 +246,7 @@ class Fused:
         lasts: Facts = (),
     ) -> AnyPlan | None:
         """The plan for any number of columns, or for `_lasts`; None where there is but one for a number of them."""
-        key = (pattern, dtypes, device.type, _autocast(device.type), torch.get_default_dtype(), statics, lasts)
+        key = (pattern, dtypes, device.type, autocast_dtype(device.type), torch.get_default_dtype(), statics, lasts)
         if key in self._plans:
             return self._plans[key]
         if not lasts and (*key[:-1], None) in self._for_one:
@@ -415,9 +417,10 @@ def _facts(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Facts | Non
     if named:
         facts.append(tuple(named))
     if tensors and torch._C._is_any_autocast_enabled():
-        facts.append(_autocast(tensors[0].device.type))
+        facts.append(autocast_dtype(tensors[0].device.type))
     facts.append(torch.get_default_dtype())  # of tensors that the function makes, and of whole numbers divided
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    is_seen = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    if is_seen or forward_ad._current_level >= 0:
         return None, tensors
     return tuple(facts), tensors
 
@@ -569,7 +572,3 @@ def _stand_ins(pattern: Facts) -> list[tuple[int, ...]]:
 
 def takes_a_kernel(tensors: Sequence[Tensor]) -> bool:
     return bool(tensors) and tensors[0].is_cuda and all(t.dtype != torch.float64 for t in tensors)
-
-
-def _autocast(device: str) -> Any:
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

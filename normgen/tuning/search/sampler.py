@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from normgen.errors import UsageError
 from normgen.tuning.search.features import features_of
-from normgen.tuning.search.strategies import SEEDS, Legal, Mask, Points, Surrogate, Told
+from normgen.tuning.search.strategies import SEEDS, Codes, Legal, Mask, Points, Surrogate, Told
 from normgen.tuning.search.surrogate import Array
 
 WRONG = "is_wrong"  # user attribute of a failed trial: it ran, and its result was wrong
@@ -77,7 +76,9 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
         codes = {knob: self._code[knob].get(point[knob], -1) for knob in self._knobs}
         if min(codes.values()) < 0:
             return None
-        return self._index.get(np.array([codes[knob] for knob in self._varied], dtype=np.int16).tobytes())
+        return self._index.get(
+            np.array([codes[knob] for knob in self._varied], dtype=self._legal.codes.dtype).tobytes()
+        )
 
     @staticmethod
     def how(trial: optuna.Trial) -> str:
@@ -134,7 +135,7 @@ class LegalSampler(optuna.samplers.BaseSampler, abc.ABC):  # type: ignore[misc,u
             raise UsageError(f"'{param_name}' has a value that its distribution lacks", received=repr(value))
         return value
 
-    def _codes_of(self, knob: str) -> NDArray[np.int16]:
+    def _codes_of(self, knob: str) -> Codes:
         """Which of its values each point has: [points]."""
         return self._points.codes[:, self._knobs.index(knob)]
 
@@ -223,8 +224,9 @@ class SurrogateSampler(LegalSampler):
         for name, given in per_point.items():
             if given is not None and len(given) != size:
                 raise UsageError(f"{name} has an entry for each of {size} points", received=str(len(given)))
-        if log_cost is not None and not np.isfinite(log_cost).all():
-            raise UsageError("log_cost is finite")
+        for name, numbers in {"log_cost": log_cost, "features": features}.items():
+            if numbers is not None and not _is_finite(numbers):
+                raise UsageError(f"{name} is made of finite numbers", received=repr(numbers)[:80])
         self._surrogate = Surrogate(
             self._legal,
             features=features_of(self._points) if features is None else features,
@@ -315,12 +317,27 @@ def optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _as_columns(points: Sequence[Point]) -> Points:
+    points = list(points or ())
     if not points:
         raise UsageError("a sampler needs at least one legal point")
+    for point in points:
+        if not (isinstance(point, Mapping) and point):
+            raise UsageError("a legal point is a mapping of a knob, or several, to values", received=repr(point))
     if odd := next((p for p in points if p.keys() != points[0].keys()), None):
         hint = str(tuple(points[0]))
         raise UsageError("legal points all have the same knobs", received=str(dict(odd)), hint=hint)
-    return Points.of(points)
+    try:
+        return Points.of(points)
+    except TypeError as error:
+        hint = "None, a bool, a number or a str"
+        raise UsageError("a knob's value is one that Optuna stores", received=str(error), hint=hint) from None
+
+
+def _is_finite(numbers: Any) -> bool:
+    try:
+        return bool(np.isfinite(numbers).all())
+    except TypeError:
+        return False
 
 
 def _positive(trial: FrozenTrial) -> float:

@@ -25,6 +25,7 @@ from normgen.tuning.search import surrogate
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
+Codes = NDArray[np.int16 | np.int32]
 Mask = NDArray[np.bool_]
 
 SEEDS = 8  # the first batch: more of the cost model's best keep a search among their kind (docs/search.md's sweeps)
@@ -68,7 +69,7 @@ class Points(NamedTuple):
     """Points as columns: `codes` [points, knobs] into the values of each knob, all of which occur."""
 
     knobs: tuple[str, ...]
-    codes: NDArray[np.int16]
+    codes: Codes
     values: tuple[tuple[Any, ...], ...]
 
     @staticmethod
@@ -86,7 +87,7 @@ class Legal:
     ways   what a wrong result speaks against: a value for each point
     """
 
-    def __init__(self, codes: NDArray[np.int16], *, ways: Sequence[Hashable] | None = None) -> None:
+    def __init__(self, codes: Codes, *, ways: Sequence[Hashable] | None = None) -> None:
         self.size = len(codes)
         self.codes = codes
         self.ways = codes_of(ways) if ways is not None else np.zeros(self.size, dtype=np.int16)
@@ -289,7 +290,8 @@ def _observed(told: Told) -> tuple[list[int], Array]:
     return [*usable, *failed], np.log([told.costs[i] for i in usable] + [slow] * len(failed))
 
 
-def codes_of(values: Sequence[Hashable]) -> NDArray[np.int16]:
+def codes_of(values: Sequence[Hashable]) -> Codes:
     """A number for each value, the same for equal ones, in order of the first occurrence."""
     number: dict[Hashable, int] = {}
-    return np.array([number.setdefault(value, len(number)) for value in values], dtype=np.int16)
+    codes = np.array([number.setdefault(value, len(number)) for value in values])
+    return codes.astype(np.int16 if len(number) <= 1 << 15 else np.int32)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from normgen.choice.first import default_schedule
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build_many, find_compiler
 from normgen.device import target
@@ -158,10 +159,21 @@ def test_a_maximum_moves_where_all_lanes_of_a_row_pass_through_registers() -> No
     for knobs, says in (
         ({"hold": Hold.RELOAD, "stages": 1, "vector": 1}, "hold = shared"),
         ({"tile_m": 32, "tile_n": 128, "thread_m": 4}, "each thread has as many vectors"),
+        ({"vector": 1, "tile_k": 64}, "share a row of the tile whose maximum moves: tile_k = 32 or less"),
     ):
         said = refusal(asked, online.varied(**knobs), target("h200"))
         assert said is not None
         assert says in said
+
+
+def test_keys_of_an_odd_number_have_a_first_choice_that_is_right() -> None:
+    """Of which a lane reads an element at a time."""
+    many, found = (
+        problem_for(load("softmax_v"), shape=shape, inner=inner, dtype="bf16")
+        for shape, inner in (((8, 1024, 64), 1023), ((2, 70, 64), 137))
+    )
+    checked = check_on_cpu(found, emit(found, default_schedule(many, target("h200"))), most_elements=1 << 12)
+    assert checked.ok, checked.summary
 
 
 def is_wrong(found: Problem, program: Program, seed: int) -> bool:

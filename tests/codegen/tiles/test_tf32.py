@@ -121,6 +121,16 @@ def test_what_is_stored_so_or_of_16_bits_no_copy_rounds() -> None:
         assert not ran(narrow, program, each)
 
 
+def test_results_of_8_bits_are_written_in_pieces_of_8_where_lines_have_whole_ones() -> None:
+    """Vectors of four columns let lines end in the middle of a piece, or start there."""
+    narrow = replace(CASES["linear"], dtypes={"y": "f8e4m3"}, bound=1e-2)
+    sizes = ((70, 36, 68), (70, 36, 4), (70, 36, 72))
+    modules = [narrow.module(each, WAYS["a team"]) for each in sizes]
+    assert ["whole_halves" in module.text for module in modules] == [False, False, True]
+    for program, each in zip(build_many(modules), sizes, strict=True):
+        assert not ran(narrow, program, each), each
+
+
 def tile_plan(case: Case) -> TilePlan:
     return tile_plan_of(case.problem((64, 64, 64)), case.program(), WAYS["a team"])
 

@@ -216,6 +216,21 @@ def test_a_result_may_take_the_place_of_what_is_added_to_it() -> None:
         np.testing.assert_allclose(rstd, 1 / np.sqrt((wanted**2).mean(1) + 1e-6), rtol=1e-4)
 
 
+@pytest.mark.parametrize("cols", [1, 63, 64, 201])
+def test_statistics_need_no_whole_pairs_of_columns(cols: int) -> None:
+    """A vocabulary of 50257 classes has an odd number of logits a row, of which none is stored."""
+    asked = {"shape": (70, cols), "inner": 72, "dtype": "f16", "device": "cpu"}
+    loss_of = kernel("linear_cross_entropy", **asked, schedule=TEAM)
+    drawn = np.random.default_rng(cols)
+    x, w = (drawn.standard_normal((lines, 72)).astype(np.float16) / 4 for lines in (70, cols))
+    label = drawn.integers(0, cols, 70)
+    loss, lse = loss_of(x, w, label)
+    logits = x.astype(np.float64) @ w.astype(np.float64).T
+    wanted = np.log(np.exp(logits).sum(1))
+    np.testing.assert_allclose(lse, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(loss, wanted - logits[np.arange(70), label], rtol=1e-5, atol=1e-5)
+
+
 # Tiles of 128 x 64: 3 x 2, four of k, on four blocks; a group of lines of tiles and a part of one; one of each.
 SIZES: tuple[Sizes, ...] = ((328, 200, 72), (2184, 8, 16), (72, 104, 72))
 # ... 1 x 3 and 3 x 2 of 128 x 256, on four blocks; 66 lines of tiles, of which there are tickets for 64.
