@@ -416,10 +416,10 @@ def test_the_products_that_ship_compute_what_they_say(op: str) -> None:
     known |= {"w_gate": known["w"], "w_up": known["up"], "weight": known["gain"], "residual": known["h"]}
     absent = {"bias": np.zeros(4), "weight": np.ones(7)}
     spec = load(op)
-    names = frozenset(t.name for t in spec.tensors)
     for left_out in (frozenset(), frozenset(t.name for t in spec.tensors if t.optional)):
         given = known | {name: absent[name] for name in left_out if name in absent}
-        program = lower(spec, present=names - left_out)
+        program = written_program(problem_for(spec, shape=(5, 4), inner=7, without=[*left_out]))
         found = evaluate(factors_leave(program), given, {"eps": 1e-6})
-        np.testing.assert_allclose(found.get("y", found.get("h")), SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
+        close = 1e-6 if op == "rmsnorm_linear" else 1e-12  # it casts to float32
+        np.testing.assert_allclose(found.get("y", found.get("h")), SHIPPED[op](**given), rtol=close, atol=close)
         assert program_class(program) is ProgramClass.TILES

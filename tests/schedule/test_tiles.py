@@ -72,12 +72,13 @@ STREAM |= {"thread_m": 1, "thread_n": 4}
 BACK = problem(direction="backward", gradients=["w"])
 BACK_16 = problem(dtype="bf16", direction="backward", gradients=["w"])
 ADDED = problem_for(load("linear_add_rms"), shape="256x512", inner=128, dtype="bf16")
-CAST_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="cast(exp(x), w) @ w + bias")
 WGMMA: dict[str, Any] = {"hold": "shared", "copy": "bulk", "fragment": "wgmma", "vector": 8, "stages": 4}
 WGMMA |= {"tile_m": 128, "tile_n": 256, "tile_k": 64, "thread_m": 2, "thread_n": 64}
 TURNED_16 = problem(dtype="bf16", order='["cols", "inner"]')
 IN_16: dict[str, Any] = {"shape": "256x512", "inner": 128, "dtype": "bf16", "layout": {"w": "cols_inner"}}
 ADDED_16, REDUCED_16 = (problem_for(load(name), **IN_16) for name in ("linear_add", "linear_add_rms"))
+CAST_OF_W = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="x @ cast(exp(w), x) + bias")
+SHIFTED_16 = problem("16x512", dtype="bf16", order='["cols", "inner"]', formula="cast(exp(x - max(x)), w) @ w + bias")
 NORMED_16 = problem_for(load("rmsnorm_linear"), **IN_16, without=("weight",))
 LONG_16 = problem(inner=512, dtype="bf16", order='["cols", "inner"]')
 REFUSED = {
@@ -108,7 +109,8 @@ REFUSED = {
     "narrow vectors straight": (LINEAR_16, STREAM | {"vector": 4}, "16 bytes of a line: vector = 8"),
     "few of a line": (LINEAR_16, STREAM | {"tile_k": 16}, "read 32 of a line"),
     "f32 straight": (problem("16x512", order='["cols", "inner"]'), STREAM | {"vector": 4}, "stored or cast"),
-    "a cast straight": (CAST_16, STREAM, "as they are stored"),
+    "a cast straight": (CAST_OF_W, STREAM, "factors of cols that come straight from memory are as they are stored"),
+    "a factor of a row straight": (SHIFTED_16, STREAM, "of each row lanes know what they read along inner"),
     "parts of rows": (BACK, CUT | {"cluster": 2}, "its length is known"),
     "parts of few": (LINEAR_16, STREAM | {"cluster": 8}, "a part of inner, whole tiles of 32"),
     "many parts": (LINEAR_16, STREAM | {"cluster": 16}, "at most 8 parts"),
