@@ -411,6 +411,18 @@ def test_a_model_that_refuses_copies_of_itself_has_a_loss_of_ours() -> None:
     assert "out" in ng.replace(Uncopied(), products=True).replaced
 
 
+@pytest.mark.parametrize("stores", [True, False])
+def test_labels_of_another_dtype_are_those_of_torch(stores: bool) -> None:
+    """Which takes bytes, and refuses the others."""
+    ids, labels = drawn()
+    model = LlamaLike().double()
+    want = trained(model, ids, labels.clamp(min=0).to(torch.uint8))
+    ng.replace(model, products=True, stored_logits=stores)
+    assert_same_step(trained(model, ids, labels.clamp(min=0).to(torch.uint8)), want, 1e-6)
+    with pytest.raises(RuntimeError, match="Long"):
+        model(ids, labels.to(torch.int32))
+
+
 def test_labels_that_float32_does_not_hold_are_left_to_torch() -> None:
     class Far(LlamaLike):
         ignored = -100

@@ -218,7 +218,7 @@ def _loss(
     """torch's cross entropy of logits; of those of rows with labels, without them."""
     is_plain = weight is None and size_average is None and reduce is None and reduction in REDUCTIONS
     is_ours = is_plain and not input.is_formed() and -_HELD <= ignore_index <= _HELD
-    if not is_ours or input.ndim != 2 or target.is_floating_point() or target.shape != input.shape[:-1]:
+    if not is_ours or input.ndim != 2 or target.dtype != torch.int64 or target.shape != input.shape[:-1]:
         behind = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         return _cross_entropy(input.formed(), target, *behind)
     options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
