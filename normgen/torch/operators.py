@@ -109,7 +109,7 @@ class Operator(OperatorOf):
             if found is not NotImplemented:
                 return found
         dtype = self._dtype(tensors) if dtype is None else dtype
-        # Below a compiler's trace of torch.func no kernel has a gradient or carries a tangent: formulas have all of them.
+        # Where a compiler traces torch.func, a kernel has no gradient and carries no tangent: formulas have both.
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
         if self._is_opaque(tensors, dtype, opaque, where):
