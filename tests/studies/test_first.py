@@ -282,5 +282,5 @@ def test_a_damaged_ranker_is_a_value_error(damage: str) -> None:
     found = json.loads(FILE.read_bytes())
     assert Ranker.of(found).names
     DAMAGE[damage](found)
-    with pytest.raises(ValueError, match="tree|number|split|scale"):
+    with pytest.raises(ValueError, match=r"tree|number|split|scale"):
         Ranker.of(found)
