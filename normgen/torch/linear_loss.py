@@ -187,7 +187,7 @@ def linear_cross_entropy(
     ignored, smoothing = ignore_index_of(ignore_index), label_smoothing_of(label_smoothing)
     is_traced = torch.compiler.is_compiling()
     square = float(z_loss) if is_traced else scalar_of("z_loss", z_loss)
-    if not is_traced and _is_transformed():
+    if _is_transformed():
         logits = torch.nn.functional.linear(input, weight).reshape(-1, weight.shape[0])
         losses = cross_entropy(logits, target.flatten(), None, None, ignored, None, reduction, smoothing, z_loss=square)
         return losses.reshape(target.shape) if reduction == "none" else losses

@@ -109,6 +109,9 @@ class Operator(OperatorOf):
             if found is not NotImplemented:
                 return found
         dtype = self._dtype(tensors) if dtype is None else dtype
+        # Where a compiler traces torch.func, a kernel has no gradient and carries no tangent: formulas have both.
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
         if self._is_opaque(tensors, dtype, opaque, where):
             return self._kernel(tensors, scalars, dtype)
         return picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)

@@ -199,7 +199,10 @@ def test_transforms_and_forward_mode_derivatives_are_those_of_logits() -> None:
         lambda call: torch.func.jvp(call, (x,), (x,)),
         lambda call: torch.func.hessian(call)(x),
     ):
-        torch.testing.assert_close(transform(ours), transform(theirs), rtol=1e-5, atol=1e-6)
+        want = transform(theirs)
+        torch.testing.assert_close(transform(ours), want, rtol=1e-5, atol=1e-6)
+        compiled = torch.compile(transform, backend="aot_eager")
+        torch.testing.assert_close(compiled(ours), want, rtol=1e-5, atol=1e-6)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x)
         found, want = (torch.autograd.forward_ad.unpack_dual(call(dual)).tangent for call in (ours, theirs))

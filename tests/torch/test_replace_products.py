@@ -396,8 +396,31 @@ def test_a_module_that_cannot_be_copied_is_left_and_the_others_are_not() -> None
     norm, head = torch.nn.RMSNorm(WIDTH), LlamaLike()
     norm.lock = head.lock = locked.lock
     report = ng.replace(torch.nn.ModuleList([locked, normed, plain, norm, head]), products=True)
-    assert [name for name, why in report.left.items() if "it cannot be copied" in why] == ["0", "1", "3", "4.its loss"]
-    assert "2" in report.replaced
+    assert [name for name, why in report.left.items() if "it cannot be copied" in why] == ["0", "1", "3"]
+    assert {"2", "4.out"} <= report.replaced.keys()  # of a head's model the lock itself
+
+
+class Uncopied(LlamaLike):
+    """As a class of a library that shards models has it."""
+
+    def __deepcopy__(self, _: Any) -> Any:
+        raise AssertionError
+
+
+def test_a_model_that_refuses_copies_of_itself_has_a_loss_of_ours() -> None:
+    assert "out" in ng.replace(Uncopied(), products=True).replaced
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_labels_of_another_dtype_are_those_of_torch(stores: bool) -> None:
+    """Which takes bytes, and refuses the others."""
+    ids, labels = drawn()
+    model = LlamaLike().double()
+    want = trained(model, ids, labels.clamp(min=0).to(torch.uint8))
+    ng.replace(model, products=True, stored_logits=stores)
+    assert_same_step(trained(model, ids, labels.clamp(min=0).to(torch.uint8)), want, 1e-6)
+    with pytest.raises(RuntimeError, match="Long"):
+        model(ids, labels.to(torch.int32))
 
 
 def test_labels_that_float32_does_not_hold_are_left_to_torch() -> None:
@@ -518,6 +541,13 @@ class Configured(Mlp):
         return super().forward(x) if self.config["parts"] == 1 else x
 
 
+class Limited(Mlp):
+    limit = 1000.0
+
+    def forward(self, x: Any) -> Any:
+        return self.c(self.a(x).clamp(-self.limit, self.limit) * self.act(self.b(x)))
+
+
 class Masked(Mlp):
     def forward(self, x: Any, mask: Any = 1) -> Any:
         return super().forward(x) * mask
@@ -528,6 +558,7 @@ NO_MLPS = [
     (lambda: Mlp(bias=True), "its linear layers have biases"),
     (lambda: Mlp(hidden=100), "its weight [64, 100] is not of whole tiles of 64"),
     (Halved, "its forward is none of"),
+    (Limited, "its forward is none of"),
     (Noisy, "its forward does in training what it does not outside of it"),
     (Configured, "its forward reads what may change: config"),
     (Masked, "its forward takes more than one tensor"),

@@ -169,3 +169,20 @@ def test_forward_mode_derivatives_are_torchs(name: str, device: str) -> None:
             dual = torch.autograd.forward_ad.make_dual(leaf, along)
             got, want = (torch.autograd.forward_ad.unpack_dual(call(dual)).tangent for call in (ours, theirs))
         same(got, want)
+
+
+@pytest.mark.parametrize("opaque", [None, True, False])
+def test_a_compiled_transform_has_torchs_derivatives(opaque: bool | None) -> None:
+    """Also where the compiler was to see our kernel, which has none of these."""
+    x = torch.randn(3, 8)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return ng.softmax(x, opaque=opaque)
+
+    for transform in (
+        lambda call: torch.func.jvp(call, (x,), (x,)),
+        lambda call: torch.func.jacfwd(call)(x),
+        lambda call: torch.vmap(torch.func.grad(lambda x: call(x).pow(2).sum()))(x),
+    ):
+        want = transform(lambda x: torch.softmax(x, -1))
+        same(torch.compile(transform, backend="aot_eager")(ours), want)

@@ -8,6 +8,8 @@ All else forms the logits and goes on with them: so labels are shifted, ignored 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -24,13 +26,14 @@ from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.functional import cross_entropy
 from normgen.torch.linear_loss import linear_cross_entropy
 from normgen.torch.replacing.patched import Patched, is_looked_on, is_plain_linear
-from normgen.torch.replacing.probing import FailedError, copied
+from normgen.torch.replacing.probing import INTERNAL, FailedError, copied
 
 Tensor = Any
 Module = Any
 
 _LABELS = ("labels", "targets", "target")  # what a forward calls its labels
 _INNER, _SIZES = 8, (2, 5)  # of the rows in front of a head that is probed
+_OWN = ("_buffers", "_modules")  # what torch keeps of a module, and a forward may change
 _SAME, _SAME_GRADIENT = 1e-6, 1e-5  # of a loss; of the largest of its gradients
 _HELD = 1 << 24  # float32, which our losses compare labels in, holds every whole number up to it
 _cross_entropy = torch.nn.functional.cross_entropy
@@ -215,7 +218,7 @@ def _loss(
     """torch's cross entropy of logits; of those of rows with labels, without them."""
     is_plain = weight is None and size_average is None and reduce is None and reduction in REDUCTIONS
     is_ours = is_plain and not input.is_formed() and -_HELD <= ignore_index <= _HELD
-    if not is_ours or input.ndim != 2 or target.is_floating_point() or target.shape != input.shape[:-1]:
+    if not is_ours or input.ndim != 2 or target.dtype != torch.int64 or target.shape != input.shape[:-1]:
         behind = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         return _cross_entropy(input.formed(), target, *behind)
     options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
@@ -365,8 +368,13 @@ class _Probe:
         self.leaves = self.rows.requires_grad_(), own.weight
         # What the copy counts and keeps is its own; of what has parameters there is none.
         children = {id(c): _Before(self.rows) for c in module.children() if next(c.parameters(), None) is not None}
-        kept = {id(p): p for p in module.parameters()}
-        self.module = copied(module, {**kept, **children, id(getattr(module, head)): own})
+        self.module = copy.copy(module)
+        known = {id(p): p for p in module.parameters()} | children
+        known |= {id(getattr(module, head)): own, id(module): self.module}
+        for name, value in vars(module).items():
+            if name in _OWN or name not in INTERNAL:
+                with contextlib.suppress(FailedError):  # a lock, or what shards a model: no forward changes these
+                    self.module.__dict__[name] = copied(value, known)
         self.module.training = True
 
     def loss(self, *, is_open: bool) -> tuple[Tensor, ...]:

@@ -115,10 +115,13 @@ class FailedError(Exception):
     """A module's forward does not do what a norm's does."""
 
 
-def copied(module: Module, known: dict[int, Any]) -> Any:
-    """A copy of a module; `known`, by their ids, stands for objects that it holds. Raises FailedError."""
+def copied(what: Any, known: dict[int, Any]) -> Any:
+    """A copy of a module, or its attributes; `known`, by their ids, stands for objects that it holds.
+
+    Raises FailedError.
+    """
     try:
-        return copy.deepcopy(module, known)
+        return copy.deepcopy(what, known)
     except Exception as error:  # of a lock, or a tensor with a gradient to come
         raise FailedError(f"it cannot be copied: {type(error).__name__}: {error}") from error
 
