@@ -43,12 +43,14 @@ def is_plain_linear(module: Module) -> bool:
 
 def is_looked_on() -> bool:
     """Whether somebody sees torch's operations one by one: global hooks, modes, transforms, tracers, tangents."""
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return True
     if torch.compiler.is_compiling():
         return bool(torch.compiler.is_exporting())
     return bool(
-        torch.nn.modules.module._has_any_global_hook() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing()
+        torch.nn.modules.module._has_any_global_hook()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
     )
 
 
