@@ -140,8 +140,6 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
     if problem.sums_rows:
         if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
             return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
-        if not s.persistent:
-            return "not searched: clusters that do not loop over rows, with column sums"
         return None
     if s.persistent and s.persistent * s.threads != 1024:
         return "not searched: a persistent grid of clusters with other than 1024 threads an SM"
