@@ -140,8 +140,6 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
     if problem.sums_rows:
         if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
             return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
-        if not s.persistent:
-            return "not searched: clusters that do not loop over rows, with column sums"
         return None
     if s.persistent and s.persistent * s.threads != 1024:
         return "not searched: a persistent grid of clusters with other than 1024 threads an SM"
@@ -199,9 +197,7 @@ def _wide_parameters(problem: Problem) -> bool:
 
 
 def searched_hint(problem: Problem, s: Schedule, _: Device) -> str | None:
-    """Search policy: rows that leave column sums gain nothing by priorities in L2 (8192x768 bf16: 10 % behind)."""
-    if problem.column_outputs and s.load in (LoadHint.EVICT_LAST, LoadHint.EVICT_FIRST):
-        return "not searched: priorities in L2, with column sums"
+    """Search policy: rows that are fetched while others are worked on gain nothing by priorities in L2."""
     if _walks_registers(problem, s) and s.load is LoadHint.EVICT_LAST and not problem.any_cols:
         return "not searched: priorities in L2, with rows that are fetched while others are worked on"
     return None
@@ -369,8 +365,6 @@ def plain_only(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "not searched: accesses below 8 bytes where 16 are possible, with " + extras
     if s.hold is not Hold.REGISTERS and held_bytes_per_thread(problem, s) <= 256 and not problem.any_cols:
         return "not searched: a row not held in registers that would fit them, with " + extras
-    if s.variance in (VarianceMethod.WELFORD, VarianceMethod.SHIFTED) and s.hold is Hold.REGISTERS:
-        return "not searched: one-pass variances of a row in registers, with " + extras
     return None
 
 
