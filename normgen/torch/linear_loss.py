@@ -69,6 +69,7 @@ def _backward(
             torch.mm(dlogits.t(), input, out=dweight[part])
         if dinput is not None:
             _add_product(dinput, dlogits, own)
+        del dlogits  # before the next slice takes as much
     return [*([] if dinput is None else [dinput.to(input.dtype)]), *([] if dweight is None else [dweight])]
 
 

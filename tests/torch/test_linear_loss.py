@@ -95,6 +95,7 @@ def test_autograd_agrees_with_differences() -> None:
     assert torch.autograd.gradcheck(lambda *a: ng.linear_cross_entropy(*a, z_loss=0.02), asked)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # torch's advice, once a process
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_module_has_one_graph_and_the_same_gradients(device: str) -> None:
     torch.manual_seed(2)
