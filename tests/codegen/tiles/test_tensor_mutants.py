@@ -8,6 +8,7 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.cpu import build_many, find_compiler
+from tests import samples
 from tests.codegen.tiles.cases import OF_TENSORS, STREAMED
 from tests.codegen.tiles.handmade import Case, Sizes, ran
 from tests.codegen.tiles.test_mutants import wrong
@@ -205,8 +206,9 @@ def test_whatever_is_wrong_in_a_kernel_of_tensor_cores_shows(key: tuple[str, str
 
 
 def survivors(case: Case, modules: Mapping[Sizes, Module], changes: Sequence[tuple[str, str]]) -> list[str]:
-    """The changes that no size shows."""
+    """The changes that no size shows: of all of them, or in a normal run of a fifth. Each stands in the texts."""
     mutants = [(old, new, [wrong(module, old, new) for module in modules.values()]) for old, new in changes]
+    mutants = mutants[:: samples.sized(5, 1)]
     programs = iter(build_many([m for _, _, of_sizes in mutants for ms in of_sizes for m in ms]))
     survived = []
     for old, new, of_sizes in mutants:
