@@ -102,8 +102,8 @@ def _best_of_values(sweep: Sweep, knob: str) -> dict[Any, float]:
 
 
 def _swept(sweep: Sweep) -> str:
-    key = sweep.problem
-    dtype = key["dtypes"][load(key["op"]).inputs[0].name]
+    key = sweep.problem  # a backward pass may read no input
+    dtype = key["dtypes"].get(load(key["op"]).inputs[0].name) or next(iter(key["dtypes"].values()))
     return f"{key['op']} {Direction(key['direction']).short} {key['rows']}x{key['cols']} {dtype} {sweep.place}"
 
 
