@@ -58,9 +58,14 @@ _functions = _Functions()
 @torch._dynamo.assume_constant_result
 def _make(text: str, written: tuple[str, ...]) -> bool:
     """Apart, since a compiler is to look at what an operator does, not at how it is made."""
-    if not hasattr(_functions, text):
-        setattr(_functions, text, ng.operator(text, returns=written).function)
+    if not hasattr(_functions, _named(text)):
+        setattr(_functions, _named(text), ng.operator(text, returns=written).function)
     return True
+
+
+def _named(text: str) -> str:
+    """A compiler takes no name of an attribute that has a dot, as numbers have."""
+    return text.replace(".", "'")
 
 
 def operator(
@@ -74,7 +79,7 @@ def operator(
     written = tuple(name for name, entry in tensors.items() if "output" in entry)
     text = "\n".join(['name = "product"', "[tensors]", *lines])
     _make(text, written)
-    function: Callable[..., Any] = getattr(_functions, text)
+    function: Callable[..., Any] = getattr(_functions, _named(text))
     return function
 
 
