@@ -46,6 +46,7 @@ from normgen.schedule.policy import (
     searched_cluster,
     searched_columns,
     searched_cut,
+    searched_division,
     searched_hint,
     searched_keep,
     searched_launch,
@@ -65,7 +66,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.backward for k in TABLE 
 CUT_KNOBS, PLACE_KNOBS = names_of(Group.CUT), names_of(Group.PLACE)
 METHOD_KNOBS, FREE_KNOBS = names_of(Group.METHOD), names_of(Group.FREE)
 
-SEARCHED = (searched_hint, searched_keep, searched_order, searched_params, searched_launch)
+SEARCHED = (searched_hint, searched_keep, searched_division, searched_order, searched_params, searched_launch)
 # Rules for a cut that is legal, in one place.
 PLACED = (*(rule for rule in STRUCTURAL if rule not in CUT), searched_tile, searched_cluster, searched_place)
 

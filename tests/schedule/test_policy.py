@@ -27,6 +27,7 @@ RULES = (
     policy.searched_place,
     policy.searched_method,
     policy.searched_columns,
+    policy.searched_division,
     policy.searched_order,
 )
 HELD = {"threads_per_row": 64, "vector": 4, "hold": "registers", "unroll": 0}
@@ -39,6 +40,8 @@ NOT_SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("layernorm", SHORT, HELD | {"hold": "shared"}, "that wait in shared memory"),
     ("layernorm", SHORT, HELD | {"reduce_with": "shared_tree"}, "with other trees than shuffles"),
     ("layernorm", SHORT, HELD | {"persistent": 16}, "a persistent grid of aligned rows"),
+    ("layernorm", SHORT, HELD | {"division": "remainder"}, "means of fewer than 4096 cols"),
+    ("rmsnorm_to_fp8", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"division": "remainder"}, "of many rows"),
     ("rmsnorm", BACKWARD, HELD | {"persistent": 2, "columns": "atomic"}, "column sums of many rows by atomics"),
     ("rmsnorm", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"row_order": "descending"}, "that L2 holds"),
 ]
@@ -50,7 +53,6 @@ SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("rmsnorm", {"shape": "2048x5120", "dtype": "bf16"}, HELD | {"division": "remainder"}),
     ("rmsnorm_to_fp8", {"shape": "16x4096", "dtype": "bf16"}, HELD | {"division": "remainder"}),
     ("layernorm_to_int8", {"shape": "4096x768", "dtype": "bf16"}, HELD | {"division": "remainder"}),
-    ("layernorm", SHORT, HELD | {"division": "remainder"}),
     ("softmax", {"shape": "8192x4096", "dtype": "bf16"}, HELD | {"reduce_with": "shared_tree"}),
     ("layernorm", {"shape": "8192x1023", "dtype": "bf16"}, HELD | {"edges": "peel", "persistent": 8}),
     ("rmsnorm", {"shape": "4096x5120", "dtype": "bf16"}, HELD | {"row_order": "descending"}),
