@@ -480,7 +480,7 @@ def apart_of(tensor: Value) -> tuple[int, int] | None:
 
 def _turned(matrices: Iterable[tuple[str, Kind, Value | None]]) -> frozenset[str]:
     """Of tensors by name and kind the matrices whose first axis lies along memory."""
-    there = [(name, t) for name, kind, t in matrices if kind is Kind.MATRIX and t is not None and min(t.shape) > 1]
+    there = [(name, t) for name, kind, t in matrices if kind.is_shared_matrix and t is not None and min(t.shape) > 1]
     return frozenset(name for name, t in there if t.stride(0) == 1 and t.stride(1) >= t.shape[0])
 
 
