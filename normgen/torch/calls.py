@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +91,7 @@ class Calls(Forms):
         first, dtypes = self.checked(tensors), dtypes_of(tensors)
         sizes = self._sizes(first, self.lengths(tensors) if self.spec.has_inner else None)
         apart = apart_of(first) if by_layout else None
-        turned = self.turned(tensors)
+        turned = self.turned(self.reads, tensors)
         key = (written, dtype, self.in_order(), apart, turned, *sizes, *dtypes)
         found: Ready | None = self.known.get(key)
         if found is None:
@@ -99,11 +99,11 @@ class Calls(Forms):
             found = self.known[key] = self._made(uses, first, tensors, apart, turned)
         return found
 
-    def turned(self, tensors: Values) -> frozenset[str]:
+    def turned(self, reads: Sequence[Any], tensors: Sequence[Value | None]) -> frozenset[str]:
         """The matrices that lie in the other order, as weight.T of torch's Linear; tensors in the order of `reads`."""
         if not self.spec.has_inner:
             return frozenset()
-        return _turned((t.name, t.kind, v) for t, v in zip(self.reads, tensors, strict=True))
+        return _turned((read.name, read.kind, t) for read, t in zip(reads, tensors, strict=True))
 
     def in_order(self) -> bool:
         """Whether a forward call is to add its totals in one order, as torch says now; False where there are none."""
@@ -131,7 +131,7 @@ class Calls(Forms):
         first = tensors[uses.rows[0]]
         sizes = self._sizes(first, self._lengths_of(uses.reads, tensors))
         apart = next((a for i in uses.rows if (a := apart_of(tensors[i]))), None) if by_layout else None
-        turned = _turned((u.name, u.kind, t) for u, t in zip(uses.reads, tensors, strict=True))
+        turned = self.turned(uses.reads, tensors)
         key = (uses, torch.are_deterministic_algorithms_enabled(), apart, turned, *sizes, *[t.dtype for t in tensors])
         found: Ready | None = self.known.get(key)
         if found is None:
@@ -257,9 +257,8 @@ class Calls(Forms):
                 return self._made(uses, first, tensors)
         if apart and isinstance(made, Kernel):
             return SideBySide(made, uses, self.by_name, tensors, lies=apart)
-        if layout and not isinstance(made, TorchFunction):
-            return Turned(made, uses, self.by_name, tensors, {i for i, u in enumerate(uses.reads) if u.name in layout})
-        return Ready(made, uses, self.by_name, tensors)
+        is_read_so = layout and not isinstance(made, TorchFunction)
+        return Ready(made, uses, self.by_name, tensors, turned=frozenset(layout) if is_read_so else frozenset())
 
     def _kernels_of(self, uses: Uses) -> list[Uses]:
         """What a backward pass of products is made of: a kernel for each gradient that has one, and the rest."""
@@ -279,7 +278,10 @@ class Calls(Forms):
 
 
 class Ready:
-    """A kernel, or the formulas in torch, for tensors of some sizes and dtypes; an eager call costs what this does."""
+    """A kernel, or the formulas in torch, for tensors of some sizes and dtypes; an eager call costs what this does.
+
+    turned  the matrices that the kernel reads in the other order: as they lie, without a copy
+    """
 
     def __init__(
         self,
@@ -287,13 +289,16 @@ class Ready:
         uses: Uses,
         by_name: Callable[[tuple[Any, ...]], dict[str, Any]],
         tensors: Sequence[Value | None],
+        *,
+        turned: frozenset[str] = frozenset(),
     ) -> None:
         self._made, self._names_of = made, by_name
         self._reads, self.writes = [t.name for t in uses.reads], [t.name for t in uses.writes]
         self._is_matrix = [t.kind.is_matrix for t in uses.reads]
         here = [i for i, tensor in enumerate(tensors) if tensor is not None]
         self._here = here if len(here) < len(tensors) else None
-        self._is_as_given = self._here is None
+        self._turned = [i for i, use in enumerate(uses.reads) if use.name in turned]
+        self._is_as_given = self._here is None and not turned
         results = list(uses.problem.results.items())
         own = [i for i, (name, memory) in enumerate(results) if name == memory]
         self._own = own if len(own) < len(results) else None
@@ -337,7 +342,10 @@ class Ready:
         return results[self._own[0]] if len(self._own) == 1 else tuple([results[i] for i in self._own])
 
     def _given(self, tensors: Sequence[Value | None]) -> tuple[Value, ...]:
-        return tuple(tensors) if self._here is None else tuple([tensors[i] for i in self._here])
+        found: list[Any] = list(tensors)
+        for i in self._turned:
+            found[i] = found[i].t()
+        return tuple(found) if self._here is None else tuple([found[i] for i in self._here])
 
     def _by_name(self, scalars: tuple[float, ...]) -> dict[str, float]:
         values, named = self._named
@@ -345,25 +353,6 @@ class Ready:
             named = self._names_of(scalars)
             self._named = scalars, named
         return named
-
-
-class Turned(Ready):
-    """A kernel that reads some matrices in the other order: as they lie, without a copy."""
-
-    def __init__(
-        self,
-        made: Kernel,
-        uses: Uses,
-        by_name: Callable[[tuple[Any, ...]], dict[str, Any]],
-        tensors: Sequence[Value | None],
-        turned: Collection[int],
-    ) -> None:
-        super().__init__(made, uses, by_name, tensors)
-        self._turned = turned
-        self._is_as_given = False
-
-    def _given(self, tensors: Sequence[Value | None]) -> tuple[Value, ...]:
-        return super()._given([t.t() if i in self._turned else t for i, t in enumerate(tensors)])  # type: ignore[union-attr]
 
 
 class SideBySide(Ready):
@@ -480,8 +469,9 @@ def apart_of(tensor: Value) -> tuple[int, int] | None:
 
 def _turned(matrices: Iterable[tuple[str, Kind, Value | None]]) -> frozenset[str]:
     """Of tensors by name and kind the matrices whose first axis lies along memory."""
-    there = [(name, t) for name, kind, t in matrices if kind.is_shared_matrix and t is not None and min(t.shape) > 1]
-    return frozenset(name for name, t in there if t.stride(0) == 1 and t.stride(1) >= t.shape[0])
+    there = [(name, t) for name, kind, t in matrices if kind.is_shared_matrix and t is not None and t.ndim == 2]
+    whole = [(name, t) for name, t in there if min(t.shape) > 1]
+    return frozenset(name for name, t in whole if t.stride(0) == 1 and t.stride(1) >= t.shape[0])
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:

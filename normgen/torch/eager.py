@@ -136,7 +136,8 @@ class Eager:
     def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> EagerCall:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
         facts = [None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors]
-        key = (likely, apart_of(tensors[self._first]), self.operators.calls.turned(tensors), *facts)
+        calls = self.operators.calls
+        key = (likely, apart_of(tensors[self._first]), calls.turned(calls.reads, tensors), *facts)
         found: EagerCall | None = self._known.get(key)
         if found is None:
             found = self._made(
