@@ -44,11 +44,16 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
     return replace(emit_parts(problem, schedule).module(), chain=longest_chain(problem, schedule))
 
 
-def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
-    """As `emit`, with the pieces of the text still apart: a header merges those of many kernels."""
+def emit_alone(problem: Problem, schedule: Schedule) -> Module:
+    """As `emit`, for a reader: no template of a Config, which is written out. The machine code is the same."""
+    return replace(emit_parts(problem, schedule, is_alone=True).module(), chain=longest_chain(problem, schedule))
+
+
+def emit_parts(problem: Problem, schedule: Schedule, *, is_alone: bool = False) -> Parts:
+    """As `emit`, or `emit_alone`, with the pieces of the text still apart: a header merges those of many kernels."""
     problem = answered(problem, schedule)
     program = programs_of(problem, schedule)[-1][1]
-    return parts_of(SOURCES[class_of(problem)](*marked(problem, program), schedule))
+    return parts_of(SOURCES[class_of(problem)](*marked(problem, program), schedule), is_alone=is_alone)
 
 
 def kernels_of_rows(problem: Problem, program: RowProgram, schedule: Schedule) -> KernelSource:

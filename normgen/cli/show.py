@@ -27,7 +27,7 @@ from normgen.ladder.kernels import own_text
 from normgen.ladder.points import read_schedule
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
-from normgen.pipeline import emit, programs_of
+from normgen.pipeline import emit, emit_alone, programs_of
 from normgen.problem.problem import Problem
 from normgen.problem.question import Asked
 from normgen.program.classes import class_of_formulas
@@ -112,12 +112,17 @@ def _gradient(spec: Spec, name: str) -> str:
 @click.option("--ir", "what", flag_value="ir", help="The RowProgram after each pass.")
 @click.option("--cuda", "what", flag_value="cuda", default="cuda", help="The whole emitted CUDA text (default).")
 @click.option("--kernel", "what", flag_value="kernel", help="The kernels alone, without the device library's helpers.")
+@click.option("--template", "what", flag_value="template", help="They as headers have them, templates of a Config.")
 @schedule_option
 @click.option("--print-schedule", "what", flag_value="schedule", help="The schedule with every knob.")
 def show_command(target: str, what: str, as_json: bool, knobs: str, **options: Any) -> None:
     """What a problem turns into: program, CUDA text or schedule.
 
-    --json prints {problem, device, schedule} and what was asked for: cuda, kernel (texts) or ir: [{pass, program}].
+    In the CUDA text the sizes of the schedule are written out. Headers have one text for the sizes of many shapes:
+    --template prints that.
+
+    --json prints {problem, device, schedule} and what was asked for: cuda, kernel, template (texts) or ir: [{pass,
+    program}].
     """
     problem, facts = read_problem(options), named_target(target)
     schedule = read_schedule(problem, facts, knobs)
@@ -140,7 +145,9 @@ def show_command(target: str, what: str, as_json: bool, knobs: str, **options: A
 def _shown(problem: Problem, schedule: Schedule, what: str) -> Any:
     if what == "ir":
         return [{"pass": name, "program": str(program)} for name, program in programs_of(problem, schedule)]
-    module = emit(problem, schedule)
+    if what == "template":
+        return own_text(emit(problem, schedule))
+    module = emit_alone(problem, schedule)
     return own_text(module) if what == "kernel" else module.source
 
 

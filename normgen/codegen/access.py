@@ -11,7 +11,7 @@ from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, If, Let, Set, Statement
 from normgen.dtypes import F32
-from normgen.knobs import LoadHint, Params, StoreHint
+from normgen.knobs import LoadHint, StoreHint
 from normgen.problem.problem import Problem
 from normgen.problem.scales import TILE_ROWS, WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
@@ -24,11 +24,6 @@ from normgen.spec.spec import Kind
 def policy(hint: LoadHint | StoreHint) -> str:
     """The library's type for a cache hint: EvictLast."""
     return "".join(word.capitalize() for word in hint.value.split("_"))
-
-
-def asking(params: Params) -> str:
-    """The library's type for column parameters that are asked for ahead of the row, or read in their turn."""
-    return "Ahead" if params.asked_ahead else "InTurn"
 
 
 @dataclass(frozen=True, kw_only=True)

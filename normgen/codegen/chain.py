@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from normgen.codegen.module import Param, Source
-from normgen.codegen.statements import ConfigSetting, Do, Gap, Statement, type_setting
-from normgen.knobs import DependentLaunch
+from normgen.codegen.statements import Do, Gap, Statement, TypeSetting, type_setting
+from normgen.knobs import DependentLaunch, Params
 from normgen.problem.problem import Problem
 from normgen.schedule.plan import Plan
 from normgen.schedule.schedule import Schedule
@@ -17,6 +17,8 @@ CHAINS = {
     DependentLaunch.LOADS: "EarlyAtLoads",
     DependentLaunch.END: "EarlyAtEnd",
 }
+UNCHAINED = (CHAINS[DependentLaunch.OFF], CHAINS[DependentLaunch.ON])  # their first kernel waits for nobody in front
+_CALLS = ("wait", "wait_for_partner", "at_start", "at_loads", "at_end")
 AT_LOADS = Do("Chain::at_loads()")
 AT_END = (Gap(), Do("Chain::at_end()"))
 
@@ -25,8 +27,25 @@ def chain_of(schedule: Schedule) -> str:
     return CHAINS[schedule.dependent_launch]
 
 
-def chain_setting(schedule: Schedule) -> ConfigSetting:
-    return type_setting("Chain", chain_of(schedule))
+def chain_setting(schedule: Schedule) -> TypeSetting:
+    """The type of a Config, and what its functions do (library/early*.cuh)."""
+    launch = schedule.dependent_launch
+    waits = {"wait_for_partner"} if launch is DependentLaunch.ON else {"wait", "wait_for_partner"}
+    waits = set() if launch is DependentLaunch.OFF else waits
+    starts = {DependentLaunch.OFF: "", DependentLaunch.ON: "at_start"}.get(launch, f"at_{launch.value}")
+    does = {"wait": "dependency_wait()", "start": "dependency_trigger()", "": ""}
+    what = {call: "wait" if call in waits else "start" if call == starts else "" for call in _CALLS}
+    return type_setting("Chain", chain_of(schedule), {f"Chain::{call}": does[kind] for call, kind in what.items()})
+
+
+def asking(params: Params) -> str:
+    """The library's type for column parameters that are asked for ahead of the row, or read in their turn."""
+    return "Ahead" if params.asked_ahead else "InTurn"
+
+
+def params_setting(params: Params) -> TypeSetting:
+    """That type of a Config; one that asks for nothing does nothing (library/in_turn.cuh)."""
+    return type_setting("Params", asking(params), {} if params.asked_ahead else {"Params::to_l2": ""})
 
 
 def start_of_chain(ahead: list[Statement], asked: list[Statement]) -> list[Statement]:

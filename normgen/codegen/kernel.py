@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from normgen.codegen.access import EDGE, Access, asking, policy
+from normgen.codegen.access import EDGE, Access, policy
 from normgen.codegen.chain import (
     AT_END,
     AT_LOADS,
@@ -13,15 +13,16 @@ from normgen.codegen.chain import (
     chain_of,
     chain_setting,
     declare,
+    params_setting,
     start_of_chain,
     tensor_params,
 )
 from normgen.codegen.columns import ColumnSums
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.exchange.team import team_constants
+from normgen.codegen.kernel_text import KernelText
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
-from normgen.codegen.parts import KernelText
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import (
     ConfigSetting,
@@ -356,7 +357,7 @@ class MainKernel:
         found.append(type_setting("Load", policy(s.load)))
         found.append(type_setting("Store", policy(s.store)))
         found.append(chain_setting(s))
-        found.append(type_setting("Params", asking(s.params)))
+        found.append(params_setting(s.params))
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
         is_early = int(s.params.read_early or s.keeps_params)

@@ -4,62 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
 
-from normgen.codegen.access import asking, policy
-from normgen.codegen.chain import CHAINS
+from normgen.codegen.alone import alone
+from normgen.codegen.kernel_text import PLAIN, KernelText
 from normgen.codegen.library import File, needed
 from normgen.codegen.module import KernelEntry, Module, Param, Workspace
 from normgen.codegen.spelling import Spelling, unmarked
 from normgen.codegen.statements import (
     WIDTH,
-    ConfigSetting,
     Do,
     Let,
     Statement,
-    Struct,
     broken,
     identifiers,
     reads_of,
     text_of,
 )
 from normgen.codegen.templates import environment, tidy
-from normgen.knobs import DependentLaunch, LoadHint, StoreHint
 from normgen.problem.problem import Problem
-from normgen.schedule.schedule import Schedule
-
-# library/plain.cuh
-PLAIN: dict[str, str | int] = {
-    "Load": policy(LoadHint.DEFAULT),
-    "Store": policy(StoreHint.DEFAULT),
-    "Chain": CHAINS[DependentLaunch.OFF],
-    "Params": asking(Schedule().params),
-    "kCluster": 1,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelText:
-    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config.
-
-    types  the states of its looks, which stand before it: kernels of one header share them
-    """
-
-    name: str
-    comment: tuple[str, ...]
-    params: tuple[str, ...]
-    bounds: str
-    config: Mapping[str, int | str]
-    body: tuple[Statement, ...]
-    types: tuple[Struct, ...] = ()
-
-    @property
-    def settings(self) -> dict[str, int | str]:
-        """All that it reads of Config."""
-        return {s.name: s.chosen for s in self.body if isinstance(s, ConfigSetting)} | dict(self.config)
 
 
 class KernelSource(Protocol):
@@ -146,9 +112,12 @@ class Parts:
         )
 
 
-def parts_of(source: KernelSource) -> Parts:
-    """The pieces of the text of a source whose problem and program have marks for names."""
-    return spelled_parts(marked_parts(source))
+def parts_of(source: KernelSource, *, is_alone: bool = False) -> Parts:
+    """The pieces of the text of a source whose problem and program have marks for names.
+
+    is_alone  the kernels are no templates: what their Config settles is written out
+    """
+    return spelled_parts(marked_parts(source, is_alone=is_alone))
 
 
 def spelled_parts(parts: Parts) -> Parts:
@@ -178,11 +147,16 @@ def spelled_types(spelling: Spelling, types: tuple[str, ...], text: str) -> tupl
     return tuple(texts), kernel
 
 
-def marked_parts(source: KernelSource) -> Parts:
+def marked_parts(source: KernelSource, *, is_alone: bool = False) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
     kernels, texts = zip(*source.kernels(), strict=True)
-    types, printed = zip(*(named_by_text(text) for text in texts), strict=True)
-    config = config_of(source.problem, {k: number for t in texts for k, number in t.settings.items()})
+    if is_alone:
+        texts = tuple(map(alone, texts))
+        config = Config(name="", text="")
+        types, printed = zip(*map(named_plainly, texts), strict=True)
+    else:
+        types, printed = zip(*(named_by_text(text) for text in texts), strict=True)
+        config = config_of(source.problem, {k: number for t in texts for k, number in t.settings.items()})
     read = identifiers(config.text).union(
         *(reads_of((*t.types, *t.body)) | identifiers(" ".join(t.params)) for t in texts)
     )
@@ -212,6 +186,16 @@ def named_by_text(kernel: KernelText) -> tuple[tuple[str, ...], tuple[str, str]]
     return tuple(types), (name, text.replace(f"\n{kernel.name}(\n", f"\n{name}(\n"))
 
 
+def named_plainly(kernel: KernelText) -> tuple[tuple[str, ...], tuple[str, str]]:
+    """As `named_by_text`, of the only kernels of a text: their names, and those of their types, need no digest."""
+    types, text = [text_of([struct]) for struct in kernel.types], print_kernel(kernel)
+    for struct in kernel.types:
+        plain = unmarked(struct.name)
+        types = [one.replace(struct.name, plain) for one in types]
+        text = text.replace(struct.name, plain)
+    return tuple(types), (kernel.name, text)
+
+
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:4]
 
@@ -239,7 +223,9 @@ def print_kernel(kernel: KernelText) -> str:
     """The kernel in its frame."""
     frame = environment().get_template("kernel.cu.j2")
     comment = [line for text in kernel.comment for line in broken(f"// {text}", "// ")]
-    return frame.render(kernel=kernel, comment=comment, body=text_of(gathered(kernel.body), indent=2))
+    params = list(kernel.params) if kernel.config else broken(f"    {', '.join(kernel.params)}", "")
+    body = text_of(gathered(kernel.body), indent=2)
+    return frame.render(kernel=kernel, comment=comment, params=params, body=body)
 
 
 def legend_of(body: Sequence[Statement]) -> list[tuple[str, str]]:

@@ -16,8 +16,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from normgen.codegen.spelling import unmarked, words
@@ -73,6 +73,13 @@ class ConfigSetting(Let):
     """A constant or type of the kernel's Config: `chosen` under one schedule."""
 
     chosen: int | str = 0
+
+
+@dataclass(frozen=True)
+class TypeSetting(ConfigSetting):
+    """A type of the kernel's Config whose functions have a text of their own where Config is known: `members`."""
+
+    members: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,9 +170,9 @@ def setting(name: str, number: int, comment: str = "") -> ConfigSetting:
     return ConfigSetting("constexpr int", name, f"Config::{name}", comment, number)
 
 
-def type_setting(name: str, chosen: str, comment: str = "") -> ConfigSetting:
+def type_setting(name: str, chosen: str, members: Mapping[str, str] | None = None) -> TypeSetting:
     """A type that differs from schedule to schedule."""
-    return ConfigSetting("using", name, f"typename Config::{name}", comment, chosen)
+    return TypeSetting("using", name, f"typename Config::{name}", "", chosen, members or {})
 
 
 def loop(variable: str, bound: str, body: Sequence[Statement], *, first: str = "0", unroll: str = "") -> For:

@@ -16,7 +16,7 @@ from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.tiles.cut import contraction
 from normgen.spec.reader import load
 
-CONFIG = "\n\nstruct Cols"
+OWN = ("\n\nstruct Cols", "\n\nstruct AnyCols", "\n\nstruct Look1")  # a Config, else the state of a look
 CERTAIN = ("normal",)  # rows on which every rung is right: a kernel is timed only where its check passes
 
 
@@ -84,9 +84,10 @@ def around_tile(part: RungPart) -> tuple[RungPart, ...]:
 
 
 def own_text(module: Module) -> str:
-    """The kernels alone, with the Config in front of the first: the device library's helpers stand before them."""
+    """The kernels alone, with what is theirs in front of the first: the device library's helpers stand before them."""
     start = module.text.rindex("\n\n", 0, module.text.index("__global__"))
-    start = module.text.rindex(CONFIG, 0, start + 2) if CONFIG in module.text[:start] else start
+    own = next((mark for mark in OWN if mark in module.text[:start]), None)
+    start = module.text.index(own) if own else start
     return module.text[start + 2 :].rstrip() + "\n"
 
 

@@ -10,6 +10,7 @@ from normgen.device import Device, target
 from normgen.ladder.climb import WRONG, Climb, Climbed, RungLaunch, why_behind
 from normgen.ladder.kernels import comparable, own_text, parts_of
 from normgen.ladder.rungs import Ladder, Rung
+from normgen.pipeline import emit_alone
 from normgen.records.place import place_of
 from normgen.text import figure
 from normgen.tuning.result import NOT_MEASURED
@@ -23,7 +24,7 @@ def kernel_of(ladder: Ladder, rung: Rung, device: Device, block: str = "") -> st
     chosen = next((b for b in rung.blocks if b.block == block), rung.best)
     if chosen is None:
         return f"// {rung.name}: {rung.missing}\n"
-    return "\n".join(own_text(part.module) for part in parts_of(ladder, rung, chosen, device))
+    return "\n".join(own_text(emit_alone(p.problem, p.schedule)) for p in parts_of(ladder, rung, chosen, device))
 
 
 def difference(before: str, after: str) -> str:

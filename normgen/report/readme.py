@@ -26,7 +26,7 @@ from normgen.ladder.kernels import own_text
 from normgen.ladder.page import FOLDER, index
 from normgen.ladder.page import page as ladder_page
 from normgen.ladder.rungs import Ladder, load_ladder
-from normgen.pipeline import emit
+from normgen.pipeline import emit_alone
 from normgen.problem.question import DESCRIBED
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import MATRIX_LAYOUTS
@@ -52,7 +52,7 @@ def kernel_part(_: Path) -> str:
     """The kernel of one problem under its default schedule, without the helpers in front of it."""
     op, shape = _SHOWN
     problem = problem_for(load(op), shape=shape)
-    text = own_text(emit(problem, default_schedule(problem, target("h200"))))
+    text = own_text(emit_alone(problem, default_schedule(problem, target("h200"))))
     command = f"normgen show --kernel --op {op} --shape {shape}"
     return f"What `{command}` prints:\n\n```cuda\n{text.rstrip()}\n```\n"
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from normgen.codegen.exchange.exchange import Exchange
 from normgen.codegen.reductions import State
-from normgen.codegen.statements import ConfigSetting, Do, Let, Set, Statement, constant, type_setting
+from normgen.codegen.statements import Do, Let, Set, Statement, TypeSetting, constant, type_setting
 from normgen.schedule.plan import ExchangeWay as Way
 from normgen.schedule.plan import Plan
 
 COOPERATIVE = (Way.COOPERATIVE_WARP, Way.COOPERATIVE_BLOCK)
 
 
-def team_setting(plan: Plan) -> ConfigSetting:
+def team_setting(plan: Plan) -> TypeSetting:
     """The team of a kernel's Config; `Threads` where its threads combine in no way of the library's teams."""
     s, way = plan.schedule, plan.exchange
     sizes = [s.threads_per_row, s.rows_per_block]
@@ -28,8 +28,33 @@ def team_setting(plan: Plan) -> ConfigSetting:
         kind = "Lanes"
     elif way in (Way.BLOCK, Way.COOPERATIVE_BLOCK):
         kind, sizes = ("Beside", sizes) if plan.idle_rows else ("Block", sizes[:1])
-    arguments = [*map(str, sizes), *(["OwnTile"] if way in COOPERATIVE else [])]
-    return type_setting("Team", f"{kind}<{', '.join(arguments)}>")
+    named = ["OwnTile"] if way in COOPERATIVE else []
+    arguments = [*map(str, sizes), *named]
+    return type_setting("Team", f"{kind}<{', '.join(arguments)}>", _members(plan, kind == "Lanes", named))
+
+
+def _members(plan: Plan, is_lanes: bool, named: list[str]) -> dict[str, str]:
+    """What the functions of a team are, as its type says (library/threads.cuh, lanes.cuh, cluster_team.cuh)."""
+    s = plan.schedule
+    in_cluster = plan.exchange is Way.CLUSTER
+    is_alone = s.rows_per_block == 1
+    found = {
+        "Team::kSize": str(s.cluster * s.threads if in_cluster else s.threads_per_row),
+        "Team::kRows": str(s.rows_per_block),
+        "Team::lane": "threadIdx.x" if is_alone else "threadIdx.x % kThreadsPerRow",
+        "Team::slot": "0" if is_alone else "threadIdx.x / kThreadsPerRow",
+        "Team::tile": f"blockIdx.x / {s.cluster}" if in_cluster else "blockIdx.x",
+        "Team::announce": "cluster_arrive_relaxed()" if in_cluster else "",
+        "Team::meet": "cluster_wait()" if in_cluster else "",
+    }
+    if in_cluster:
+        found["Team::lane"] = f"cluster_rank() * {s.threads} + threadIdx.x"
+    if is_alone:
+        found["Team::row"] = "{0}"
+    if is_lanes:
+        found["Team::reduce"] = f"reduce_lanes<{', '.join(['kThreadsPerRow', *named])}>({{0}})"
+        found["Team::template Slots"] = ""
+    return found
 
 
 def team_constants(plan: Plan) -> list[Let]:

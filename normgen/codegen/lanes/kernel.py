@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, chain_of, chain_setting, declare, start_of_chain, tensor_params
+from normgen.codegen.kernel_text import KernelText
 from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.lanes.looks import LaneLooks
 from normgen.codegen.lanes.sums import LaneSums
 from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
-from normgen.codegen.parts import KernelText
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import State
 from normgen.codegen.statements import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
+from normgen.codegen.kernel_text import KernelText
 from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
-from normgen.codegen.parts import KernelText
 from normgen.codegen.statements import (
     Comment,
     Do,
