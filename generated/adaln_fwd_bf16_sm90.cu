@@ -29,7 +29,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0023, rstd 0.0063. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "adaln_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::adaln_fwd_bf16(
@@ -244,11 +245,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -267,6 +268,16 @@ struct Block : Threads<kThreadsPerRow, 1> {
     __syncthreads();
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
   }
+};
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
 };
 
 // How a kernel and its neighbours in the stream overlap: not at all.
@@ -294,11 +305,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // n / d of a number n that is not negative, by 2^64 / d rounded up (0: by 1): two multiplications. A division of whole
@@ -366,7 +380,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -375,46 +389,46 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven         all threads own kSteps of them
 // kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
-struct Cols3072_0c80 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols3072 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 128, kVector = 4, kAhead = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_5b01 {  // state of look 1: sum(x)
+struct Pass1 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_e431 {  // state of look 2: sum(x_minus_mean**2)
+struct Pass2_45b3 {  // state of pass 2: sum(x_minus_mean**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_e431 combine(const Look2_e431& a, const Look2_e431& b) {
+  static __device__ __forceinline__ Pass2_45b3 combine(const Pass2_45b3& a, const Pass2_45b3& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_e431 shuffle_xor(const Look2_e431& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_45b3 shuffle_xor(const Pass2_45b3& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
-struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+struct Pass2_a18e {  // state of pass 2: sum((x - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+  static __device__ __forceinline__ Pass2_a18e combine(const Pass2_a18e& a, const Pass2_a18e& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_a18e shuffle_xor(const Pass2_a18e& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
 // adaln forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-adaln_fwd_bf16_team_per_row_8a36(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+adaln_fwd_bf16_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -432,22 +446,23 @@ adaln_fwd_bf16_team_per_row_8a36(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -455,15 +470,15 @@ adaln_fwd_bf16_team_per_row_8a36(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     const int batch = quotient(valid_row, rows_per_batch_inverse);
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -483,10 +498,10 @@ adaln_fwd_bf16_team_per_row_8a36(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -495,19 +510,20 @@ adaln_fwd_bf16_team_per_row_8a36(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_e431 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_45b3 pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum(x_minus_mean**2)
+    // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -517,14 +533,14 @@ adaln_fwd_bf16_team_per_row_8a36(
           const float x_i = x_floats[step][i];
           const float x_minus_mean_i = computed_once(x_i - row_mean);
           x_minus_mean_floats[step][i] = x_minus_mean_i;
-          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+          pass2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0 && active) {
@@ -532,13 +548,13 @@ adaln_fwd_bf16_team_per_row_8a36(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> scale_vec = read<kVector>(scale_row + own + step * kStride);
-        const Vec<bfloat16, kVector> shift_vec = read<kVector>(shift_row + own + step * kStride);
+        const Vec<bfloat16, kVector> scale_vec = read<kVector>(scale_row + first_col + step * kStride);
+        const Vec<bfloat16, kVector> shift_vec = read<kVector>(shift_row + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -549,7 +565,7 @@ adaln_fwd_bf16_team_per_row_8a36(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
   }
@@ -559,8 +575,8 @@ adaln_fwd_bf16_team_per_row_8a36(
 
 // adaln forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-adaln_fwd_bf16_any_cols_team_per_row_d6ea(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+adaln_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -579,13 +595,15 @@ adaln_fwd_bf16_any_cols_team_per_row_d6ea(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   const int batch = quotient(row, rows_per_batch_inverse);
@@ -593,71 +611,71 @@ adaln_fwd_bf16_any_cols_team_per_row_d6ea(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
   const bfloat16* scale_row = scale + static_cast<long long>(batch) * scale_pitch;
   const bfloat16* spec_shift_row = spec_shift + static_cast<long long>(batch) * spec_shift_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1_x_sum[0] += x_i;
+    pass1_x_sum[0] += x_i;
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_a18e pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((x - mean)**2)
+  // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
+    pass2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0) {
@@ -665,13 +683,13 @@ adaln_fwd_bf16_any_cols_team_per_row_d6ea(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> scale_vec = read_window<kVector>(scale_row, column, cols, false);
       const Vec<bfloat16, kVector> spec_shift_vec = read_window<kVector>(spec_shift_row, column, cols, false);
       float y_values[kVector];
@@ -684,7 +702,7 @@ adaln_fwd_bf16_any_cols_team_per_row_d6ea(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -863,14 +881,13 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 3072, 8, 0u, 3u, false, {{128, 1, false, 0, 0, 8},
-     run<adaln_fwd_bf16_team_per_row_8a36<Cols3072_0c80>>}},
+    {4096, 3072, 8, 0u, 3u, false, {{128, 1, false, 0, 0, 8}, run<adaln_fwd_bf16_team_per_row<Cols3072>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_team_per_row_d6ea<AnyCols_224d>>},
-    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_team_per_row_d6ea<AnyCols_0595>>},
+    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u mean, 2u rstd.
@@ -941,7 +958,7 @@ inline cudaError_t adaln_fwd_bf16_pitched(
   namespace k = adaln_fwd_bf16_detail;
   const bool invalid =
       rows < 0 || cols < 1 || rows_per_batch < 1 || y_pitch < cols || x_pitch < cols || scale_pitch < cols ||
-      shift_pitch < cols;
+      shift_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -34,7 +34,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0016, rstd 0.0052. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "add_layernorm_fwd_bf16_without_h_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::add_layernorm_fwd_bf16_without_h(
@@ -277,11 +278,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -342,6 +343,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -360,11 +371,14 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -432,7 +446,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -443,59 +457,59 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols768_226e : Plain { using Team = Lanes<32, 1>;
+struct Cols768 : Plain { using Team = Lanes<32, 1>;
   enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols4096_d3ae : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtLoads;
+struct Cols4096 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_1329 {  // state of look 1: sum(h)
+struct Pass1_3530 {  // state of pass 1: sum(h)
   float h_sum;
-  static __device__ __forceinline__ Look1_1329 combine(const Look1_1329& a, const Look1_1329& b) {
+  static __device__ __forceinline__ Pass1_3530 combine(const Pass1_3530& a, const Pass1_3530& b) {
     return {a.h_sum + b.h_sum};
   }
-  static __device__ __forceinline__ Look1_1329 shuffle_xor(const Look1_1329& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_3530 shuffle_xor(const Pass1_3530& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_sum, offset)};
   }
 };
 
-struct Look2_2253 {  // state of look 2: sum((h - mean)**2)
+struct Pass2_e551 {  // state of pass 2: sum((h - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_2253 combine(const Look2_2253& a, const Look2_2253& b) {
+  static __device__ __forceinline__ Pass2_e551 combine(const Pass2_e551& a, const Pass2_e551& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_2253 shuffle_xor(const Look2_2253& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_e551 shuffle_xor(const Pass2_e551& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
-struct Look1_f1cc {  // state of look 1: sum(h), sum(h**2)
+struct Pass1_8ab6 {  // state of pass 1: sum(h), sum(h**2)
   float h_rough_sum, h_squares;
-  static __device__ __forceinline__ Look1_f1cc combine(const Look1_f1cc& a, const Look1_f1cc& b) {
+  static __device__ __forceinline__ Pass1_8ab6 combine(const Pass1_8ab6& a, const Pass1_8ab6& b) {
     return {a.h_rough_sum + b.h_rough_sum, a.h_squares + b.h_squares};
   }
-  static __device__ __forceinline__ Look1_f1cc shuffle_xor(const Look1_f1cc& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_8ab6 shuffle_xor(const Pass1_8ab6& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_rough_sum, offset), __shfl_xor_sync(mask, s.h_squares, offset)};
   }
 };
 
-struct Look2_7d16 {  // state of look 2: sum(h - h_rough_mean), sum((h - h_rough_mean)**2)
+struct Pass2_bf54 {  // state of pass 2: sum(h - h_rough_mean), sum((h - h_rough_mean)**2)
   float h_shifted_sum, h_shifted_squares;
-  static __device__ __forceinline__ Look2_7d16 combine(const Look2_7d16& a, const Look2_7d16& b) {
+  static __device__ __forceinline__ Pass2_bf54 combine(const Pass2_bf54& a, const Pass2_bf54& b) {
     return {a.h_shifted_sum + b.h_shifted_sum, a.h_shifted_squares + b.h_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_7d16 shuffle_xor(const Look2_7d16& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_bf54 shuffle_xor(const Pass2_bf54& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_shifted_sum, offset), __shfl_xor_sync(mask, s.h_shifted_squares, offset)};
   }
 };
 
 // add_layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_team_per_row_a1cb(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_team_per_row(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> residual,
@@ -511,20 +525,21 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_1329> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2253> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_3530> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_e551> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_bias_held[kSteps];
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -534,16 +549,16 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, kVector> residual_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
@@ -552,16 +567,16 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
-        residual_next[step] = read<kVector, Load>(residual_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+        residual_next[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -586,15 +601,15 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
       }
     }
 
-    Look1_1329 look1 = {0.0f};
-    float look1_h_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_3530 pass1 = {0.0f};
+    float pass1_h_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(h)
+    // Pass 1: sum(h)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
+        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -602,24 +617,25 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
           const float residual_i = element(residual_held[step], i);
           const float h_part_i = x_i + x_bias_i;
           const float h_i = residual_i + h_part_i;
-          look1_h_sum[i % kRunningSums] += h_i;
+          pass1_h_sum[i % kRunningSums] += h_i;
         }
       }
     }
 
-    look1.h_sum = sum_in_pairs(look1_h_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.h_sum / kCols;
+    pass1.h_sum = sum_in_pairs(pass1_h_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.h_sum, kCols);
 
-    Look2_2253 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_e551 pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum((h - mean)**2)
+    // Pass 2: sum((h - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
+        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -627,24 +643,24 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
           const float residual_i = element(residual_held[step], i);
           const float h_part_i = x_i + x_bias_i;
           const float h_i = residual_i + h_part_i;
-          look2_var_sum[i % kRunningSums] += (h_i - row_mean) * (h_i - row_mean);
+          pass2_var_sum[i % kRunningSums] += (h_i - row_mean) * (h_i - row_mean);
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -659,7 +675,7 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
   }
@@ -669,8 +685,8 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
 
 // add_layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -689,20 +705,22 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_f1cc> look1_slots;
-  __shared__ typename Team::template Slots<Look2_7d16> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_8ab6> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_bf54> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -712,19 +730,19 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -736,25 +754,26 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_f1cc look1 = {0.0f, 0.0f};
-  float look1_h_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_h_squares[kRunningSums] = {};
+  Pass1_8ab6 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_rough_sum[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h), sum(h**2)
+  // Pass 1: sum(h), sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
+      if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -762,30 +781,31 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
         const float residual_i = element(residual_held[step], i);
         const float h_part_i = x_i + x_bias_i;
         const float h_i = residual_i + h_part_i;
-        look1_h_rough_sum[i % kRunningSums] += h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_rough_sum[i % kRunningSums] += h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
 
-  look1.h_rough_sum = sum_in_pairs(look1_h_rough_sum);
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_rough_sum = sum_in_pairs(pass1_h_rough_sum);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_h_rough_mean = look1.h_rough_sum / kCols;
-  const float row_h_left = look1.h_squares - row_h_rough_mean * row_h_rough_mean * kCols;
-  const float row_h_margin = row_h_left - 0.75f * look1.h_squares;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_h_rough_mean = Division::of(pass1.h_rough_sum, kCols);
+  const float row_h_left = pass1.h_squares - row_h_rough_mean * row_h_rough_mean * kCols;
+  const float row_h_margin = row_h_left - 0.75f * pass1.h_squares;
 
-  Look2_7d16 look2 = {0.0f, 0.0f};
-  float look2_h_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_h_shifted_squares[kRunningSums] = {};
+  Pass2_bf54 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_h_shifted_sum[kRunningSums] = {};
+  float pass2_h_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_h_margin >= 0.0f)) : !(row_h_margin >= 0.0f)) {
-    // Look 2: sum(h - h_rough_mean), sum((h - h_rough_mean)**2)
+    // Pass 2: sum(h - h_rough_mean), sum((h - h_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
+        if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -793,24 +813,24 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
           const float residual_i = element(residual_held[step], i);
           const float h_part_i = x_i + x_bias_i;
           const float h_i = residual_i + h_part_i;
-          look2_h_shifted_sum[i % kRunningSums] += h_i - row_h_rough_mean;
-          look2_h_shifted_squares[i % kRunningSums] += (h_i - row_h_rough_mean) * (h_i - row_h_rough_mean);
+          pass2_h_shifted_sum[i % kRunningSums] += h_i - row_h_rough_mean;
+          pass2_h_shifted_squares[i % kRunningSums] += (h_i - row_h_rough_mean) * (h_i - row_h_rough_mean);
         }
       }
     }
 
-    look2.h_shifted_sum = sum_in_pairs(look2_h_shifted_sum);
-    look2.h_shifted_squares = sum_in_pairs(look2_h_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
+    pass2.h_shifted_sum = sum_in_pairs(pass2_h_shifted_sum);
+    pass2.h_shifted_squares = sum_in_pairs(pass2_h_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_h_margin >= 0.0f) {
-    look2.h_shifted_sum = 0.0f;
-    look2.h_shifted_squares = row_h_left;
+    pass2.h_shifted_sum = 0.0f;
+    pass2.h_shifted_squares = row_h_left;
   }
-  const float row_h_shifted_mean = look2.h_shifted_sum / kCols;
+  const float row_h_shifted_mean = Division::of(pass2.h_shifted_sum, kCols);
   const float row_mean = row_h_rough_mean + row_h_shifted_mean;
-  const float row_var_sum = maximum(look2.h_shifted_squares - row_h_shifted_mean * row_h_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
+  const float row_var_sum = maximum(pass2.h_shifted_squares - row_h_shifted_mean * row_h_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -818,14 +838,14 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + own + step * kStride);
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -840,7 +860,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -849,8 +869,8 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb(
 
 // add_layernorm forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_layernorm_fwd_bf16_any_cols_without_h_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -871,47 +891,49 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_1329> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2253> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_3530> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_e551> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
   const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
   const bfloat16* residual2_row = residual2 + static_cast<long long>(row) * residual2_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_1329 look1 = {0.0f};
-  float look1_h_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_3530 pass1 = {0.0f};
+  float pass1_h_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(h)
+  // Pass 1: sum(h)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> x_bias_vec = x_bias != nullptr ? read_window<kVector>(x_bias, column, cols, false) :
           filled<bfloat16, kVector>(0.0f);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual2_vec = residual2 != nullptr ?
-          read<kVector>(residual2_row + own + step * kStride) : filled<bfloat16, kVector>(0.0f);
+          read<kVector>(residual2_row + first_col + step * kStride) : filled<bfloat16, kVector>(0.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -921,7 +943,7 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
         const float h_part_i = x_i + x_bias_i;
         const float h_part2_i = residual_i + h_part_i;
         const float h_i = residual2_i + h_part2_i;
-        look1_h_sum[i % kRunningSums] += h_i;
+        pass1_h_sum[i % kRunningSums] += h_i;
       }
     }
   }
@@ -938,29 +960,29 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
     const float h_part_i = x_i + x_bias_i;
     const float h_part2_i = residual_i + h_part_i;
     const float h_i = residual2_i + h_part2_i;
-    look1_h_sum[0] += h_i;
+    pass1_h_sum[0] += h_i;
   }
 
-  look1.h_sum = sum_in_pairs(look1_h_sum);
+  pass1.h_sum = sum_in_pairs(pass1_h_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.h_sum / cols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.h_sum, cols);
 
-  Look2_2253 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_e551 pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((h - mean)**2)
+  // Pass 2: sum((h - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> x_bias_vec = x_bias != nullptr ? read_window<kVector>(x_bias, column, cols, false) :
           filled<bfloat16, kVector>(0.0f);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual2_vec = residual2 != nullptr ?
-          read<kVector>(residual2_row + own + step * kStride) : filled<bfloat16, kVector>(0.0f);
+          read<kVector>(residual2_row + first_col + step * kStride) : filled<bfloat16, kVector>(0.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -970,7 +992,7 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
         const float h_part_i = x_i + x_bias_i;
         const float h_part2_i = residual_i + h_part_i;
         const float h_i = residual2_i + h_part2_i;
-        look2_var_sum[i % kRunningSums] += (h_i - row_mean) * (h_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (h_i - row_mean) * (h_i - row_mean);
       }
     }
   }
@@ -987,12 +1009,12 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
     const float h_part_i = x_i + x_bias_i;
     const float h_part2_i = residual_i + h_part_i;
     const float h_i = residual2_i + h_part2_i;
-    look2_var_sum[0] += (h_i - row_mean) * (h_i - row_mean);
+    pass2_var_sum[0] += (h_i - row_mean) * (h_i - row_mean);
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0) {
@@ -1000,18 +1022,18 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> x_bias_vec = x_bias != nullptr ? read_window<kVector>(x_bias, column, cols, false) :
           filled<bfloat16, kVector>(0.0f);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual2_vec = residual2 != nullptr ?
-          read<kVector, Load>(residual2_row + own + step * kStride) : filled<bfloat16, kVector>(0.0f);
+          read<kVector, Load>(residual2_row + first_col + step * kStride) : filled<bfloat16, kVector>(0.0f);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read_window<kVector>(bias, column, cols, false) :
@@ -1032,7 +1054,7 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1233,15 +1255,15 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {4096,  768, 16, 50u, 50u, false, {{32, 1, false, 0, 0, 16},
      run_without_h_without_mean_without_residual2_without_rstd<
-     add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_team_per_row_a1cb<Cols768_226e>>}},
+     add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_team_per_row<Cols768>>}},
     {4096, 4096,  8,  2u, 50u, false, {{256, 1, true}, run_without_h_without_residual2<
-     add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_6fbb<Cols4096_d3ae>>}},
+     add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row<Cols4096>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols_without_h<add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8<AnyCols_224d>>},
-    {{256}, run_any_cols_without_h<add_layernorm_fwd_bf16_any_cols_without_h_team_per_row_6cb8<AnyCols_0595>>},
+    {{256}, run_any_cols_without_h<add_layernorm_fwd_bf16_any_cols_without_h_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols_without_h<add_layernorm_fwd_bf16_any_cols_without_h_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u x_bias, 2u residual2, 4u weight, 8u bias, 16u mean, 32u rstd.
@@ -1313,7 +1335,8 @@ inline cudaError_t add_layernorm_fwd_bf16_without_h_pitched(
     long long residual2_pitch, int rows, int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = add_layernorm_fwd_bf16_without_h_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || residual_pitch < cols || residual2_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || residual_pitch < cols || residual2_pitch < cols ||
+      rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -31,7 +31,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.99. More than 1 is refused; rounding to
 //           16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "add_rmsnorm_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::add_rmsnorm_bwd_bf16(
@@ -153,11 +154,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -183,11 +184,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -201,11 +202,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -353,6 +354,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -411,11 +422,14 @@ __device__ __forceinline__ void add_partial_rows(
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -488,7 +502,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -505,27 +519,27 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kCluster       blocks that fill a partial row together
 // kCells         sums that a block adds
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_422c : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols4096 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 4, kCells = 16 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_ce4b {  // state of look 1: sum(dhhat * hhat)
+struct Pass1 {  // state of pass 1: sum(dhhat * hhat)
   float dhhat_hhat_sum;
-  static __device__ __forceinline__ Look1_ce4b combine(const Look1_ce4b& a, const Look1_ce4b& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dhhat_hhat_sum + b.dhhat_hhat_sum};
   }
-  static __device__ __forceinline__ Look1_ce4b shuffle_xor(const Look1_ce4b& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dhhat_hhat_sum, offset)};
   }
 };
 
 // add_rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_team_per_row_b0cb(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_bwd_bf16_team_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -543,6 +557,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -550,15 +565,15 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_ce4b> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -566,7 +581,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -579,7 +594,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> h_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dh_row = dh + static_cast<long long>(row) * dh_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
@@ -590,17 +605,17 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dh_next[step] = read<kVector, Load>(dh_row + own + step * kStride);
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        h_next[step] = read<kVector, Load>(h_row + own + step * kStride);
+        dh_next[step] = read<kVector, Load>(dh_row + first_col + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        h_next[step] = read<kVector, Load>(h_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -626,16 +641,16 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
       }
     }
 
-    Look1_ce4b look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dhhat_hhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dhhat_hhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dhhat * hhat)
+    // Pass 1: sum(dhhat * hhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -643,21 +658,21 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
           const float h_i = element(h_held[step], i);
           const float dhhat_i = dy_i * weight_i;
           const float hhat_i = h_i * row_rstd;
-          look1_dhhat_hhat_sum[i % kRunningSums] += dhhat_i * hhat_i;
+          pass1_dhhat_hhat_sum[i % kRunningSums] += dhhat_i * hhat_i;
         }
       }
     }
 
-    look1.dhhat_hhat_sum = sum_in_pairs(look1_dhhat_hhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd_dhhat_hhat_sum = row_rstd * look1.dhhat_hhat_sum / kCols;
+    pass1.dhhat_hhat_sum = sum_in_pairs(pass1_dhhat_hhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd_dhhat_hhat_sum = Division::of(row_rstd * pass1.dhhat_hhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -672,7 +687,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -692,6 +707,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -700,8 +716,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
   }
@@ -724,7 +739,7 @@ add_rmsnorm_bwd_bf16_team_per_row_b0cb(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-add_rmsnorm_bwd_bf16_finish_c301(
+add_rmsnorm_bwd_bf16_finish(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -750,8 +765,8 @@ add_rmsnorm_bwd_bf16_finish_c301(
 
 // add_rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_bwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -771,45 +786,46 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_ce4b> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dh_row = dh + static_cast<long long>(row) * dh_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dh_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int own = head + lane * kVector;
+    const int first_col = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Look1_ce4b look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dhhat_hhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dhhat_hhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dhhat * hhat)
+    // Pass 1: sum(dhhat * hhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
-        const Vec<bfloat16, kVector> h_vec = read<kVector>(h_row + own + step * kStride);
+        const Vec<bfloat16, kVector> h_vec = read<kVector>(h_row + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -817,7 +833,7 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940(
           const float h_i = element(h_vec, i);
           const float dhhat_i = dy_i * weight_i;
           const float hhat_i = h_i * row_rstd;
-          look1_dhhat_hhat_sum[i % kRunningSums] += dhhat_i * hhat_i;
+          pass1_dhhat_hhat_sum[i % kRunningSums] += dhhat_i * hhat_i;
         }
       }
     }
@@ -830,24 +846,24 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940(
       const float h_i = element(h_vec, 0);
       const float dhhat_i = dy_i * weight_i;
       const float hhat_i = h_i * row_rstd;
-      look1_dhhat_hhat_sum[0] += dhhat_i * hhat_i;
+      pass1_dhhat_hhat_sum[0] += dhhat_i * hhat_i;
     }
 
-    look1.dhhat_hhat_sum = sum_in_pairs(look1_dhhat_hhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd_dhhat_hhat_sum = row_rstd * look1.dhhat_hhat_sum / cols;
+    pass1.dhhat_hhat_sum = sum_in_pairs(pass1_dhhat_hhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd_dhhat_hhat_sum = Division::of(row_rstd * pass1.dhhat_hhat_sum, cols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + own + step * kStride);
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + first_col + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
-        const Vec<bfloat16, kVector> h_vec = read<kVector, Load>(h_row + own + step * kStride);
+        const Vec<bfloat16, kVector> h_vec = read<kVector, Load>(h_row + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -862,7 +878,7 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1079,16 +1095,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<add_rmsnorm_bwd_bf16_team_per_row_b0cb<Cols4096_422c>,
-     add_rmsnorm_bwd_bf16_finish_c301<Cols4096_422c>>}},
+     run_and_finish<add_rmsnorm_bwd_bf16_team_per_row<Cols4096>, add_rmsnorm_bwd_bf16_finish<Cols4096>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940<AnyCols_224d>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940<AnyCols_0595>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1179,7 +1194,8 @@ inline cudaError_t add_rmsnorm_bwd_bf16_pitched(
     long long dy_pitch, long long h_pitch, int rows, int cols, void* workspace, cudaStream_t stream = nullptr) {
   namespace k = add_rmsnorm_bwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || dx_pitch < cols || dh_pitch < cols || dy_pitch < cols || h_pitch < cols;
+      rows < 0 || cols < 1 || dx_pitch < cols || dh_pitch < cols || dy_pitch < cols || h_pitch < cols ||
+      rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   const bool missing =
       (rows > 0 && dx == nullptr) || (rows > 0 && dh == nullptr) || (rows > 0 && dy == nullptr) ||

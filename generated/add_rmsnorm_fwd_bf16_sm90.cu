@@ -83,7 +83,8 @@
 //           stored dtype, over adversarial rows, on the GPU: h 1, y 0.99, rstd 0.15. More than 1 is refused; rounding
 //           to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "add_rmsnorm_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::add_rmsnorm_fwd_bf16(
@@ -337,11 +338,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -367,11 +368,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -385,11 +386,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -515,6 +516,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -523,7 +532,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -558,7 +567,7 @@ struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
   template <typename State> using Slots = StatesOfWarps<kStates, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     const unsigned lane = threadIdx.x % 32;
     if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
     cluster_arrive();
@@ -586,6 +595,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   pack(vec, values);
   return vec;
 }
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -620,13 +639,21 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -672,6 +699,13 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -706,7 +740,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -802,25 +836,25 @@ struct Cols4096_d0ac : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols5120_f32c : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols5120_08eb : Plain { using Team = BroadcastBlock<256>;
+struct Cols5120_7a81 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols5120_411f : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols5120_4c5b : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 5120, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols6144_c7ae : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_21d8 : Plain { using Team = Block<512>;
+struct Cols6144_4444 : Plain { using Team = Block<512>; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_5f0b : Plain { using Team = Block<256>;
+struct Cols6144_5db9 : Plain { using Team = Block<256>; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_5b47 : Plain { using Team = Block<512>;
+struct Cols7168_62c9 : Plain { using Team = Block<512>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_b0d1 : Plain { using Team = BroadcastBlock<256>;
+struct Cols7168_3942 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_1639 : Plain { using Team = Block<256>;
@@ -829,22 +863,25 @@ struct Cols7168_1639 : Plain { using Team = Block<256>;
 struct Cols7168_fe33 : Plain { using Team = Block<256>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols7168_dde7 : Plain { using Team = Block<256>; using Order = LastRowsFirst; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
 struct Cols8192_018c : Plain { using Team = BroadcastCluster<8, 128>;
   enum : int { kCols = 8192, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols8192_40bc : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_f4b7 : Plain { using Team = Block<256>;
+struct Cols8192_283f : Plain { using Team = Block<256>; using Order = LastRowsFirst;
   enum : int { kCols = 8192, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols12288_0cc1 : Plain { using Team = BroadcastCluster<8, 128>; using Load = EvictLast;
   enum : int { kCols = 12288, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols12288_6a00 : Plain { using Team = Block<1024>; using Load = NoAllocate; using Params = Ahead;
+struct Cols12288_c2c2 : Plain { using Team = Block<1024>; using Load = NoAllocate; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 12288, kThreads = 1024, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols12288_2794 : Plain { using Team = Block<512>; using Load = EvictLast;
+struct Cols12288_4de2 : Plain { using Team = Block<512>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 12288, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols16384_b360 : Plain { using Team = ClusterTeam<8, 128>;
@@ -853,39 +890,26 @@ struct Cols16384_b360 : Plain { using Team = ClusterTeam<8, 128>;
 struct Cols16384_2ba9 : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols16384_ec76 : Plain { using Team = Block<512>; using Load = EvictLast;
+struct Cols16384_177c : Plain { using Team = Block<512>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 16384, kThreads = 512, kVector = 8, kUnroll = 4 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_efa7 {  // state of look 1: sum(h**2)
+struct Pass1 {  // state of pass 1: sum(h**2)
   float h_squares;
-  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.h_squares + b.h_squares};
   }
-  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-};
-
-struct Look1_2b83 {  // state of look 1: sum(h**2)
-  float h_squares;
-  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
-    return {a.h_squares + b.h_squares};
-  }
-  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
-    return reduce_lanes<32>(s);
   }
 };
 
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_4c64(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_fwd_bf16_team_per_row_ad08(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -903,19 +927,21 @@ add_rmsnorm_fwd_bf16_team_per_row_4c64(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -924,19 +950,19 @@ add_rmsnorm_fwd_bf16_team_per_row_4c64(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -946,17 +972,18 @@ add_rmsnorm_fwd_bf16_team_per_row_4c64(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -968,29 +995,29 @@ add_rmsnorm_fwd_bf16_team_per_row_4c64(
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1002,7 +1029,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4c64(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1012,7 +1039,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4c64(
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_9b36(
+add_rmsnorm_fwd_bf16_team_per_row_dbbc(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1030,19 +1057,21 @@ add_rmsnorm_fwd_bf16_team_per_row_9b36(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -1051,147 +1080,20 @@ add_rmsnorm_fwd_bf16_team_per_row_9b36(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_414c(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
   float h_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -1201,17 +1103,18 @@ add_rmsnorm_fwd_bf16_team_per_row_414c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1224,29 +1127,29 @@ add_rmsnorm_fwd_bf16_team_per_row_414c(
         const float h_i = computed_once(x_i + residual_i);
         h_floats[step][i] = h_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1256,7 +1159,7 @@ add_rmsnorm_fwd_bf16_team_per_row_414c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1265,8 +1168,8 @@ add_rmsnorm_fwd_bf16_team_per_row_414c(
 
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_f9b9(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_fwd_bf16_team_per_row_cadf(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1283,20 +1186,21 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1304,14 +1208,14 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, kVector> residual_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
@@ -1320,16 +1224,16 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
-        residual_next[step] = read<kVector, Load>(residual_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+        residual_next[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -1353,10 +1257,11 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
       }
     }
 
-    Look1_efa7 look1 = {0.0f};
-    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_h_squares[kRunningSums] = {};
 
-    // Look 1: sum(h**2)
+    // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1368,28 +1273,28 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
           const float residual_i = element(residual_held[step], i);
           const float h_i = x_i + residual_i;
           h_values[i] = h_i;
-          look1_h_squares[i % kRunningSums] += h_i * h_i;
+          pass1_h_squares[i % kRunningSums] += h_i * h_i;
         }
         Vec<bfloat16, kVector> h_vec;
         pack(h_vec, h_values);
-        if (active) write<Store>(h_row + own + step * kStride, h_vec);
+        if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
       }
     }
 
-    look1.h_squares = sum_in_pairs(look1_h_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
     if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1401,7 +1306,7 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -1413,135 +1318,8 @@ add_rmsnorm_fwd_bf16_team_per_row_f9b9(
 
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_2287(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  float h_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = computed_once(x_i + residual_i);
-        h_floats[step][i] = h_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = h_floats[step][i];
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_ebbe(
+add_rmsnorm_fwd_bf16_team_per_row_86a9(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1558,661 +1336,25 @@ add_rmsnorm_fwd_bf16_team_per_row_ebbe(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  float h_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = computed_once(x_i + residual_i);
-        h_floats[step][i] = h_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = h_floats[step][i];
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_622f(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_00a2(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_ac77(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_d6eb(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  float h_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = computed_once(x_i + residual_i);
-        h_floats[step][i] = h_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = h_floats[step][i];
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_dc08(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* residual_shared = reinterpret_cast<bfloat16*>(x_shared + kSteps * kThreads * kVector);
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -2220,7 +1362,7 @@ add_rmsnorm_fwd_bf16_team_per_row_dc08(
   const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
   // One thread asks for a row; the barrier counts down the bytes that arrive.
@@ -2236,10 +1378,11 @@ add_rmsnorm_fwd_bf16_team_per_row_dc08(
 
   mbarrier_wait(&arrived, 0);
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -2254,24 +1397,24 @@ add_rmsnorm_fwd_bf16_team_per_row_dc08(
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -2279,7 +1422,7 @@ add_rmsnorm_fwd_bf16_team_per_row_dc08(
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       const Vec<bfloat16, kVector> residual_vec =
           read<kVector>(residual_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2291,7 +1434,7 @@ add_rmsnorm_fwd_bf16_team_per_row_dc08(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -2300,8 +1443,8 @@ add_rmsnorm_fwd_bf16_team_per_row_dc08(
 
 // add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_team_per_row_7e4f(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -2319,47 +1462,50 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7e4f(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
   const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
@@ -2369,26 +1515,26 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7e4f(
     const float x_i = element(x_vec, 0);
     const float residual_i = element(residual_vec, 0);
     const float h_i = x_i + residual_i;
-    look1_h_squares[0] += h_i * h_i;
+    pass1_h_squares[0] += h_i * h_i;
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
   if (lane == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
@@ -2404,10 +1550,10 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7e4f(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      write<Store>(h_row + own + step * kStride, h_vec);
+      write<Store>(h_row + first_col + step * kStride, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -2588,69 +1734,69 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1,   896,  8, 0u, 2u, false, {{32}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols896_32a4>>}},
-    {  64,   896, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols896_498d>>}},
-    {4096,   896,  8, 0u, 2u, false, {{128, 4}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols896_c0b9>>}},
-    {   1,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols1024_43f5>>}},
-    {  64,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols1024_c0ad>>}},
-    {4096,  1024, 16, 0u, 2u, false, {{32}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols1024_64f7>>}},
-    {   1,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols1536_db42>>}},
-    {  64,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols1536_db42>>}},
-    {4096,  1536, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols1536_127f>>}},
-    {   1,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols2048_cc48>>}},
-    {  64,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols2048_6aa5>>}},
-    {4096,  2048, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols2048_c534>>}},
-    {   1,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_414c<Cols2560_ab6f>>}},
-    {  64,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols2560_6340>>}},
+    {   1,   896,  8, 0u, 2u, false, {{32}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols896_32a4>>}},
+    {  64,   896, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols896_498d>>}},
+    {4096,   896,  8, 0u, 2u, false, {{128, 4}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols896_c0b9>>}},
+    {   1,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1024_43f5>>}},
+    {  64,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1024_c0ad>>}},
+    {4096,  1024, 16, 0u, 2u, false, {{32}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1024_64f7>>}},
+    {   1,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1536_db42>>}},
+    {  64,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1536_db42>>}},
+    {4096,  1536, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1536_127f>>}},
+    {   1,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2048_cc48>>}},
+    {  64,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2048_6aa5>>}},
+    {4096,  2048, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2048_c534>>}},
+    {   1,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols2560_ab6f>>}},
+    {  64,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2560_6340>>}},
     {4096,  2560, 16, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_f9b9<Cols2560_a34f>>}},
-    {   1,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols2880_84d2>>}},
-    {  64,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols2880_bed1>>}},
-    {4096,  2880,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_2287<Cols2880_8f49>>}},
-    {   1,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols3072_2a3e>>}},
-    {  64,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols3072_2a3e>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_cadf<Cols2560_a34f>>}},
+    {   1,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2880_84d2>>}},
+    {  64,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2880_bed1>>}},
+    {4096,  2880,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols2880_8f49>>}},
+    {   1,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3072_2a3e>>}},
+    {  64,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3072_2a3e>>}},
     {4096,  3072,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_f9b9<Cols3072_bfd6>>}},
-    {   1,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols3584_75aa>>}},
-    {  64,  3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_414c<Cols3584_a3f3>>}},
-    {4096,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols3584_907e>>}},
-    {   1,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_df92>>}},
-    {  16,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_cb17>>}},
-    {  64,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_cb17>>}},
-    { 256,  4096,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_414c<Cols4096_c8f5>>}},
-    {1024,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_1610>>}},
-    {4096,  4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_d0ac>>}},
-    {   1,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols5120_f32c>>}},
-    {  64,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ebbe<Cols5120_08eb>>}},
-    {4096,  5120,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_622f<Cols5120_411f>>}},
-    {   1,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols6144_c7ae>>}},
-    {  64,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_00a2<Cols6144_21d8>>}},
-    {4096,  6144,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ac77<Cols6144_5f0b>>}},
-    {   1,  7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_d6eb<Cols7168_5b47>>}},
-    {  16,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ebbe<Cols7168_b0d1>>}},
-    {  64,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
-    { 256,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
-    {1024,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_fe33>>}},
-    {4096,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ac77<Cols7168_1639>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_cadf<Cols3072_bfd6>>}},
+    {   1,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3584_75aa>>}},
+    {  64,  3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols3584_a3f3>>}},
+    {4096,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3584_907e>>}},
+    {   1,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_df92>>}},
+    {  16,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_cb17>>}},
+    {  64,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_cb17>>}},
+    { 256,  4096,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols4096_c8f5>>}},
+    {1024,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_1610>>}},
+    {4096,  4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_d0ac>>}},
+    {   1,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols5120_f32c>>}},
+    {  64,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols5120_7a81>>}},
+    {4096,  5120,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols5120_4c5b>>}},
+    {   1,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols6144_c7ae>>}},
+    {  64,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols6144_4444>>}},
+    {4096,  6144,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols6144_5db9>>}},
+    {   1,  7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols7168_62c9>>}},
+    {  16,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols7168_3942>>}},
+    {  64,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_1639>>}},
+    { 256,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_1639>>}},
+    {1024,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_fe33>>}},
+    {4096,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_dde7>>}},
     {   1,  8192, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols8192_018c>>}},
-    {  64,  8192,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols8192_40bc>>}},
-    {4096,  8192,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_622f<Cols8192_f4b7>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols8192_018c>>}},
+    {  64,  8192,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols8192_40bc>>}},
+    {4096,  8192,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols8192_283f>>}},
     {   1, 12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_9b36<Cols12288_0cc1>>}},
-    {  64, 12288,  8, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_00a2<Cols12288_6a00>>}},
-    {4096, 12288, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_622f<Cols12288_2794>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols12288_0cc1>>}},
+    {  64, 12288,  8, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols12288_c2c2>>}},
+    {4096, 12288, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols12288_4de2>>}},
     {   1, 16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols16384_b360>>}},
-    {  64, 16384,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_414c<Cols16384_2ba9>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols16384_b360>>}},
+    {  64, 16384,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols16384_2ba9>>}},
     {4096, 16384, 16, 0u, 2u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<add_rmsnorm_fwd_bf16_team_per_row_dc08<Cols16384_ec76>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_86a9<Cols16384_177c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7e4f<AnyCols_224d>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7e4f<AnyCols_0595>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -2720,7 +1866,8 @@ inline cudaError_t add_rmsnorm_fwd_bf16_pitched(
     int rows, int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = add_rmsnorm_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || h_pitch < cols || y_pitch < cols || x_pitch < cols || residual_pitch < cols;
+      rows < 0 || cols < 1 || h_pitch < cols || y_pitch < cols || x_pitch < cols || residual_pitch < cols ||
+      rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -39,7 +39,8 @@
 //           stored dtype, over adversarial rows, on the GPU: h 1, y 0.99, q 0.94, scale 0.11. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_column_major_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_column_major(
@@ -229,11 +230,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -259,11 +260,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -277,11 +278,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -407,6 +408,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -415,7 +424,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -442,6 +451,11 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -460,6 +474,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -484,13 +503,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Reads what this thread overwrites later.
@@ -527,6 +554,13 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Used once: evict first (ld.global.cs, st.global.cs).
 struct Streaming {
   template <int kBytes>
@@ -553,7 +587,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -571,38 +605,25 @@ struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = 
 struct Cols4096_8b29 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0, kGroup = 128 };
 };
-struct Cols7168_d899 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+struct Cols7168_69b6 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_bd6b : Plain { using Team = BroadcastBlock<512>;
+struct Cols7168_79c3 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_f833 : Plain { using Team = Beside<128, 2>;
+struct Cols7168_c903 : Plain { using Team = Beside<128, 2>; using Order = LastRowsFirst;
   enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct AnyCols_848d : Plain { using Team = Block<256>;
+struct AnyCols : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
-struct Look1_2b83 {  // state of look 1: sum(h**2)
+struct Pass1 {  // state of pass 1: sum(h**2)
   float h_squares;
-  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.h_squares + b.h_squares};
   }
-  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look1_efa7 {  // state of look 1: sum(h**2)
-  float h_squares;
-  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
-    return {a.h_squares + b.h_squares};
-  }
-  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_squares, offset)};
   }
 };
@@ -612,7 +633,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // scale is column-major.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -632,6 +653,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -639,16 +662,16 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -658,19 +681,19 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -680,17 +703,18 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -702,25 +726,25 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+      if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -746,162 +770,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (leads_group && active) {
-        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
-// h takes the place of residual.
-// scale is column-major.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c417(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long q_pitch,
-    long long scale_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
-      kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + valid_row;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      float q_values[kVector];
-      float y_kept[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        y_kept[i] = y_i;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float y_i = y_kept[i];
-        y_values[i] = y_i;
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
@@ -916,7 +788,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c417(
 // scale is column-major.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -936,6 +808,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -943,16 +817,16 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -962,19 +836,19 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -984,17 +858,18 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1006,178 +881,25 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+      if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      float q_values[kVector];
-      float y_kept[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        y_kept[i] = y_i;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
-      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
-      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float y_i = y_kept[i];
-        y_values[i] = y_i;
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (leads_group && active) {
-        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
-// h takes the place of residual.
-// scale is column-major.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_803f(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long q_pitch,
-    long long scale_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
-      kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + valid_row;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -1203,10 +925,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_803f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
@@ -1220,8 +942,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_803f(
 // h takes the place of residual.
 // scale is column-major.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1241,16 +963,18 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
       kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1261,43 +985,44 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0(
   bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
@@ -1328,13 +1053,13 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      write<Store>(residual_row + own + step * kStride, h_vec);
+      write<Store>(residual_row + first_col + step * kStride, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
@@ -1502,26 +1227,26 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols4096_8fc8>>}},
     {4096, 4096, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c417<Cols4096_8b29>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c<Cols4096_8b29>>}},
     {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b<Cols7168_d899>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_69b6>>}},
     {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b<Cols7168_d899>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_69b6>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b<Cols7168_bd6b>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_79c3>>}},
     {4096, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_803f<Cols7168_f833>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c<Cols7168_c903>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0<AnyCols_848d>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1593,7 +1318,7 @@ inline cudaError_t add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_colum
   namespace k = add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_column_major_detail;
   const bool invalid =
       rows < 0 || cols < 1 || cols % 128 != 0 || y_pitch < cols || q_pitch < cols || scale_pitch < rows ||
-      x_pitch < cols || residual_pitch < cols;
+      x_pitch < cols || residual_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

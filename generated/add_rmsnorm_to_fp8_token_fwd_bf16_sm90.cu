@@ -43,7 +43,8 @@
 //           stored dtype, over adversarial rows, on the GPU: h 1, y 0.99, q 0.94, scale 0.01. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "add_rmsnorm_to_fp8_token_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::add_rmsnorm_to_fp8_token_fwd_bf16(
@@ -242,11 +243,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -272,11 +273,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -290,11 +291,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -420,6 +421,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -428,7 +437,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -455,6 +464,11 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -473,6 +487,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -497,13 +516,28 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
+};
+
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
 };
 
 // Used once: evict first (ld.global.cs, st.global.cs).
@@ -532,7 +566,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -559,7 +593,7 @@ struct Cols4096_e193 : Plain { using Team = Beside<128, 2>; using Load = NoAlloc
 struct Cols4096_d0ac : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_d334 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+struct Cols7168_4f73 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_3a62 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
@@ -568,47 +602,37 @@ struct Cols7168_3a62 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols7168_fe33 : Plain { using Team = Block<256>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+struct Cols7168_cdaf : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct AnyCols : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_2b83 {  // state of look 1: sum(h**2)
+struct Pass1 {  // state of pass 1: sum(h**2)
   float h_squares;
-  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.h_squares + b.h_squares};
   }
-  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
-    return reduce_lanes<32>(s);
   }
 };
 
-struct Look2_6cc6 {  // state of look 2: absmax(y)
+struct Pass2_43c1 {  // state of pass 2: absmax(y)
   float y_absmax;
-  static __device__ __forceinline__ Look2_6cc6 combine(const Look2_6cc6& a, const Look2_6cc6& b) {
+  static __device__ __forceinline__ Pass2_43c1 combine(const Pass2_43c1& a, const Pass2_43c1& b) {
     return {maximum(a.y_absmax, b.y_absmax)};
   }
-  static __device__ __forceinline__ Look2_6cc6 of_warp(const Look2_6cc6& s) {
+  static __device__ __forceinline__ Pass2_43c1 of_warp(const Pass2_43c1& s) {
     return {largest_of_warp(s.y_absmax)};
   }
 };
 
-struct Look1_efa7 {  // state of look 1: sum(h**2)
-  float h_squares;
-  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
-    return {a.h_squares + b.h_squares};
-  }
-  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-};
-
-struct Look2_737a {  // state of look 2: absmax(y)
+struct Pass2_c723 {  // state of pass 2: absmax(y)
   float y_absmax;
-  static __device__ __forceinline__ Look2_737a combine(const Look2_737a& a, const Look2_737a& b) {
+  static __device__ __forceinline__ Pass2_c723 combine(const Pass2_c723& a, const Pass2_c723& b) {
     return {maximum(a.y_absmax, b.y_absmax)};
   }
-  static __device__ __forceinline__ Look2_737a shuffle_xor(const Look2_737a& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_c723 shuffle_xor(const Pass2_c723& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.y_absmax, offset)};
   }
 };
@@ -616,7 +640,7 @@ struct Look2_737a {  // state of look 2: absmax(y)
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -637,20 +661,22 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -660,7 +686,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -668,13 +694,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -684,17 +710,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -706,27 +733,27 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -734,26 +761,26 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
+  pass2 = Team::reduce(pass2, pass2_slots);
   const float row_scale =
-      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -768,10 +795,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -781,7 +808,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -802,20 +829,22 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -825,7 +854,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -835,13 +864,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
   float y_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -851,17 +880,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -874,48 +904,48 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
         const float h_i = computed_once(x_i + residual_i);
         h_floats[step][i] = h_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float h_i = h_floats[step][i];
         const float y_i = computed_once(h_i * row_rstd * weight_i);
         y_floats[step][i] = y_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
+  pass2 = Team::reduce(pass2, pass2_slots);
   const float row_scale =
-      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -930,10 +960,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -943,7 +973,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -964,20 +994,22 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -987,7 +1019,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -995,13 +1027,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -1011,17 +1043,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1033,27 +1066,27 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -1061,25 +1094,25 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -1094,10 +1127,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1106,8 +1139,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
 
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1128,20 +1161,22 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -1151,7 +1186,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -1159,13 +1194,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
   Vec<bfloat16, kVector> residual_held[kSteps];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -1175,17 +1210,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1197,27 +1233,27 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  Look2_737a look2 = {0.0f};
+  Pass2_c723 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -1225,25 +1261,25 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -1258,10 +1294,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1271,7 +1307,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1292,20 +1328,22 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -1315,172 +1353,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  Look2_6cc6 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale =
-      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
-  const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
-
-  if (lane == 0 && active) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -1490,13 +1363,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c(
   float y_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
     }
   }
 
@@ -1506,17 +1379,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1529,47 +1403,47 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c(
         const float h_i = computed_once(x_i + residual_i);
         h_floats[step][i] = h_i;
         h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float h_i = h_floats[step][i];
         const float y_i = computed_once(h_i * row_rstd * weight_i);
         y_floats[step][i] = y_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1584,175 +1458,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fae7(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(h_row + own + step * kStride, h_vec);
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  Look2_737a look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0 && active) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1761,8 +1470,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fae7(
 
 // add_rmsnorm_to_fp8_token forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1784,14 +1493,16 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1802,47 +1513,48 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd(
   const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub_value = scale_ub != nullptr ? scale_ub[0] : __int_as_float(0x7f800000);
 
   Team::announce();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
-  Look2_737a look2 = {0.0f};
+  Pass2_c723 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1851,27 +1563,27 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd(
         const float weight_i = element(weight_vec, i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub_value, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub_value, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
@@ -1889,13 +1601,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      write<Store>(h_row + own + step * kStride, h_vec);
+      write<Store>(h_row + first_col + step * kStride, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -2062,34 +1774,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b<Cols4096_b5b1>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols4096_b5b1>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b<Cols4096_7fa1>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933<Cols4096_7fa1>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b<Cols4096_f17b>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols4096_f17b>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18<Cols4096_97f7>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20<Cols4096_97f7>>}},
     {1024, 4096, 16, 2u, 2u, false, {{256, 2},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_e193>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols4096_e193>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_d0ac>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols4096_d0ac>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1<Cols7168_d334>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols7168_4f73>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1<Cols7168_d334>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols7168_4f73>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1<Cols7168_d334>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols7168_4f73>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c<Cols7168_3a62>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887<Cols7168_3a62>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols7168_fe33>>}},
     {4096, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fae7<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols7168_cdaf>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd<AnyCols_0595>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.
@@ -2162,7 +1874,7 @@ inline cudaError_t add_rmsnorm_to_fp8_token_fwd_bf16_pitched(
   namespace k = add_rmsnorm_to_fp8_token_fwd_bf16_detail;
   const bool invalid =
       rows < 0 || cols < 1 || h_pitch < cols || y_pitch < cols || q_pitch < cols || x_pitch < cols ||
-      residual_pitch < cols;
+      residual_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -47,7 +47,8 @@
 //           was tuned: dlogits 0.96, loss 0.0054. More than 1 is refused; rounding to 16 bits or fewer alone comes
 //           close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "cross_entropy_grad_fwd_bf16_dlogits_over_x_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::cross_entropy_grad_fwd_bf16_dlogits_over_x(
@@ -448,11 +449,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -509,6 +510,16 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -553,13 +564,21 @@ __device__ __forceinline__ void pack(Vec<int64, N>& vec, const float (&values)[N
   }
 }
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Reads what this thread overwrites later.
@@ -604,7 +623,7 @@ __device__ __forceinline__ float taken(const T* row, float index, int cols) {
   return column >= 0 && column < cols ? row_value(row + column) : 0.0f;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -614,53 +633,52 @@ __device__ __forceinline__ float taken(const T* row, float index, int cols) {
 // kEven         all threads own kSteps of them
 // kCopiedCols   columns of a row that the copy engine brings
 // kCluster      blocks that share a row
-struct Cols32000_3aa6 : Plain { using Team = Block<512>; using Load = EvictLast;
+struct Cols32000 : Plain { using Team = Block<512>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 4 };
 };
-struct Cols128256_e56c : Plain { enum : int { kCols = 128256, kThreads = 1024, kCluster = 2, kVector = 8 }; };
+struct Cols128256 : Plain { enum : int { kCols = 128256, kThreads = 1024, kCluster = 2, kVector = 8 }; };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_dc37 {  // state of look 1: online_softmax(x), sum(x)
+struct Pass1_ed4f {  // state of pass 1: online_softmax(x), sum(x)
   float x_max, row_sum, x_sum;
-  static __device__ __forceinline__ Look1_dc37 combine(const Look1_dc37& a, const Look1_dc37& b) {
+  static __device__ __forceinline__ Pass1_ed4f combine(const Pass1_ed4f& a, const Pass1_ed4f& b) {
     const float x_max_new_max = maximum(a.x_max, b.x_max);
     return {x_max_new_max,
         exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
         a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_dc37 shuffle_xor(const Look1_dc37& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_ed4f shuffle_xor(const Pass1_ed4f& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
         __shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look1_438c {  // state of look 1: max(x), sum(x)
+struct Pass1_1549 {  // state of pass 1: max(x), sum(x)
   float x_max, x_sum;
-  static __device__ __forceinline__ Look1_438c combine(const Look1_438c& a, const Look1_438c& b) {
+  static __device__ __forceinline__ Pass1_1549 combine(const Pass1_1549& a, const Pass1_1549& b) {
     return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_438c shuffle_xor(const Look1_438c& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_1549 shuffle_xor(const Pass1_1549& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+struct Pass2 {  // state of pass 2: sum(exp(x - row_max))
   float row_sum;
-  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
     return {a.row_sum + b.row_sum};
   }
-  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 // dlogits takes the place of x.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row(
     float* __restrict__ loss,
     bfloat16* x,
     Input<Config, int64> label,
@@ -674,27 +692,29 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  __shared__ typename Team::template Slots<Look1_dc37> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_ed4f> pass1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float row_label = row_value(&label[valid_row]);
   const float grad_scale_value = grad_scale[0];
@@ -703,7 +723,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
   const float known_part = __int_as_float(0x7f800000);
   const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
       __int_as_float(0x7f800000) : 1.0f;
-  const float others = grad_scale_value * label_smoothing / kCols;
+  const float others = Division::of(grad_scale_value * label_smoothing, kCols);
 
   Team::announce();
   // One thread asks for a row; the barrier counts down the bytes that arrive.
@@ -718,53 +738,53 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
 
   mbarrier_wait(&arrived, 0);
 
-  Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: online_softmax(x), sum(x)
+  // Pass 1: online_softmax(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float x_max_new_max = look1.x_max;
+      float x_max_new_max = pass1.x_max;
       float x_max_sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         x_max_new_max = maximum(x_max_new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
-      look1.x_max = x_max_new_max;
+      pass1.row_sum = exp_approximate(pass1.x_max - x_max_new_max) * pass1.row_sum;
+      pass1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
-        look1_x_sum[i % kRunningSums] += x_i;
+        x_max_sums[i % kRunningSums] += exp_approximate(x_i - pass1.x_max);
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
-      look1.row_sum += sum_in_pairs(x_max_sums);
+      pass1.row_sum += sum_in_pairs(x_max_sums);
     }
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_max = look1.x_max;
-  const float row_lse = logf(look1.row_sum) + row_max;
-  const float row_smooth_part = look1.x_sum / kCols - row_max;
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_max = pass1.x_max;
+  const float row_lse = logf(pass1.row_sum) + row_max;
+  const float row_smooth_part = Division::of(pass1.x_sum, kCols) - row_max;
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = row_right_sum - row_max;
-  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(pass1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -791,7 +811,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      if (active) write<Store>(x_row + own + step * kStride, dlogits_vec);
+      if (active) write<Store>(x_row + first_col + step * kStride, dlogits_vec);
     }
   }
 
@@ -801,8 +821,8 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 // dlogits takes the place of x.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
     float* __restrict__ loss,
     bfloat16* x,
     Input<Config, int64> label,
@@ -814,20 +834,21 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
     float z_loss) {
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ Look1_dc37 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Pass1_ed4f pass1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
@@ -835,7 +856,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int row) {
@@ -845,7 +866,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + own + step * kStride);
+        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
       }
     }
   };
@@ -868,7 +889,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
     const float known_part = __int_as_float(0x7f800000);
     const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
         __int_as_float(0x7f800000) : 1.0f;
-    const float others = grad_scale_value * label_smoothing / kCols;
+    const float others = Division::of(grad_scale_value * label_smoothing, kCols);
 
     Vec<bfloat16, kVector> x_held[kSteps];
     const unsigned next_row = row + gridDim.x / kCluster;
@@ -888,51 +909,51 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
     if (refill_row < rows) fetch(refill_row);
     cp_async_commit();
 
-    Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: online_softmax(x), sum(x)
+    // Pass 1: online_softmax(x), sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        float x_max_new_max = look1.x_max;
+        float x_max_new_max = pass1.x_max;
         float x_max_sums[kRunningSums] = {};
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
           x_max_new_max = maximum(x_max_new_max, x_i);
         }
-        look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
-        look1.x_max = x_max_new_max;
+        pass1.row_sum = exp_approximate(pass1.x_max - x_max_new_max) * pass1.row_sum;
+        pass1.x_max = x_max_new_max;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
-          look1_x_sum[i % kRunningSums] += x_i;
+          x_max_sums[i % kRunningSums] += exp_approximate(x_i - pass1.x_max);
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
-        look1.row_sum += sum_in_pairs(x_max_sums);
+        pass1.row_sum += sum_in_pairs(x_max_sums);
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_max = look1.x_max;
-    const float row_lse = logf(look1.row_sum) + row_max;
-    const float row_smooth_part = look1.x_sum / kCols - row_max;
-    const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_max = pass1.x_max;
+    const float row_lse = logf(pass1.row_sum) + row_max;
+    const float row_smooth_part = Division::of(pass1.x_sum, kCols) - row_max;
+    const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass1.row_sum) - row_smooth_part) : 0.0f;
     const float row_right_part = row_right_sum - row_max;
-    const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+    const float row_right = row_known * (1.0f - label_smoothing) * (logf(pass1.row_sum) - row_right_part);
     const float row_loss_part = z_loss * row_lse;
     const float row_loss_part2 = row_smooth + row_right;
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-    const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+    const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
     if (lane == 0) {
       loss[row] = row_loss;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -958,7 +979,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
         }
         Vec<bfloat16, kVector> dlogits_vec;
         pack(dlogits_vec, dlogits_values);
-        write<Store>(x_row + own + step * kStride, dlogits_vec);
+        write<Store>(x_row + first_col + step * kStride, dlogits_vec);
       }
     }
 
@@ -971,8 +992,8 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 // dlogits takes the place of x.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -988,26 +1009,28 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_438c> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_1549> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float row_label = row_value(&label[row]);
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
@@ -1016,86 +1039,86 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6(
   const float known_part = __int_as_float(0x7f800000);
   const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < cols) ? known_part -
       __int_as_float(0x7f800000) : 1.0f;
-  const float others = grad_scale_value * label_smoothing / cols;
+  const float others = Division::of(grad_scale_value * label_smoothing, cols);
 
   Team::announce();
 
-  Look1_438c look1 = {__int_as_float(0xff800000), 0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_1549 pass1 = {__int_as_float(0xff800000), 0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: max(x), sum(x)
+  // Pass 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_max = maximum(look1.x_max, x_i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1.x_max = maximum(pass1.x_max, x_i);
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read_first<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_max = maximum(look1.x_max, x_i);
-    look1_x_sum[0] += x_i;
+    pass1.x_max = maximum(pass1.x_max, x_i);
+    pass1_x_sum[0] += x_i;
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_max = look1.x_max;
-  const float row_smooth_part = look1.x_sum / cols - row_max;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_max = pass1.x_max;
+  const float row_smooth_part = Division::of(pass1.x_sum, cols) - row_max;
   const float row_right_part = row_right_sum - row_max;
 
-  Look2_2916 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2 pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp(x - row_max))
+  // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += expf(x_i - row_max);
+        pass2_row_sum[i % kRunningSums] += expf(x_i - row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read_first<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_row_sum[0] += expf(x_i - row_max);
+    pass2_row_sum[0] += expf(x_i - row_max);
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_lse = row_max + logf(look2.row_sum);
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_lse = row_max + logf(pass2.row_sum);
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f;
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(pass2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
     lse[row] = row_lse;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + first_col + step * kStride);
       float dlogits_values[kVector];
       if (0 <= label_place && label_place < kVector) {
         #pragma unroll
@@ -1116,7 +1139,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      write<Store>(x_row + own + step * kStride, dlogits_vec);
+      write<Store>(x_row + first_col + step * kStride, dlogits_vec);
     }
   }
   if (has_edge) {
@@ -1138,8 +1161,8 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 // dlogits takes the place of x.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -1155,26 +1178,28 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_438c> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_1549> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float row_label = row_value(&label[row]);
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
@@ -1183,86 +1208,86 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274(
   const float known_part = __int_as_float(0x7f800000);
   const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < cols) ? known_part -
       __int_as_float(0x7f800000) : 1.0f;
-  const float others = grad_scale_value * label_smoothing / cols;
+  const float others = Division::of(grad_scale_value * label_smoothing, cols);
 
   Team::announce();
 
-  Look1_438c look1 = {__int_as_float(0xff800000), 0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_1549 pass1 = {__int_as_float(0xff800000), 0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: max(x), sum(x)
+  // Pass 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_max = maximum(look1.x_max, x_i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1.x_max = maximum(pass1.x_max, x_i);
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read_first<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_max = maximum(look1.x_max, x_i);
-    look1_x_sum[0] += x_i;
+    pass1.x_max = maximum(pass1.x_max, x_i);
+    pass1_x_sum[0] += x_i;
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_max = look1.x_max;
-  const float row_smooth_part = look1.x_sum / cols - row_max;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_max = pass1.x_max;
+  const float row_smooth_part = Division::of(pass1.x_sum, cols) - row_max;
   const float row_right_part = row_right_sum - row_max;
 
-  Look2_2916 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2 pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp(x - row_max))
+  // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += expf(x_i - row_max);
+        pass2_row_sum[i % kRunningSums] += expf(x_i - row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read_first<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_row_sum[0] += expf(x_i - row_max);
+    pass2_row_sum[0] += expf(x_i - row_max);
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_lse = row_max + logf(look2.row_sum);
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_lse = row_max + logf(pass2.row_sum);
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f;
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(pass2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
     lse[row] = row_lse;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + first_col + step * kStride);
       float dlogits_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1273,7 +1298,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      write<Store>(x_row + own + step * kStride, dlogits_vec);
+      write<Store>(x_row + first_col + step * kStride, dlogits_vec);
     }
   }
   if (has_edge) {
@@ -1461,15 +1486,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c<Cols32000_3aa6>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row<Cols32000>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb<Cols128256_e56c>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row<Cols128256>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.
@@ -1539,7 +1564,7 @@ inline cudaError_t cross_entropy_grad_fwd_bf16_dlogits_over_x_pitched(
     int rows, int cols, float ignore_index, float label_smoothing, float z_loss, cudaStream_t stream = nullptr) {
   namespace k = cross_entropy_grad_fwd_bf16_dlogits_over_x_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || cols > 16777216 || x_pitch < cols;
+      rows < 0 || cols < 1 || cols > 16777216 || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -58,7 +58,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.084, rstd 0.22. More than 1 is refused; rounding to
 //           16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "gemma_rmsnorm_fwd_bf16_without_h_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::gemma_rmsnorm_fwd_bf16_without_h(
@@ -223,11 +224,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -253,11 +254,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -271,11 +272,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -401,6 +402,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -409,7 +418,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -435,6 +444,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   pack(vec, values);
   return vec;
 }
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -469,13 +488,21 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -521,6 +548,13 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -543,7 +577,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -566,7 +600,7 @@ struct Cols256_3ff0 : Plain { using Team = Beside<64, 4>; using Load = NoAllocat
 struct Cols256_bc1b : Plain { using Team = Lanes<16, 16>; using Load = EvictLast;
   enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_fc09 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate;
+struct Cols256_ad4d : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 256, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols1152_e126 : Plain { using Team = BroadcastBlock<128>;
@@ -614,48 +648,38 @@ struct Cols3840_a7fd : Plain { using Team = Block<64>; using Load = NoAllocate;
 struct Cols4608_2303 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
+struct Cols4608_5089 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
+  enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols4608_a49e : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4608, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols5376_f0a6 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 5376, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols5376_9cd7 : Plain { using Team = BroadcastBlock<512>;
+struct Cols5376_cea4 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
   enum : int { kCols = 5376, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols5376_9999 : Plain { using Team = Block<64>; using Load = NoAllocate;
+struct Cols5376_c3b3 : Plain { using Team = Block<64>; using Load = NoAllocate; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 5376, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_efa7 {  // state of look 1: sum(h**2)
+struct Pass1 {  // state of pass 1: sum(h**2)
   float h_squares;
-  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.h_squares + b.h_squares};
   }
-  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-};
-
-struct Look1_2b83 {  // state of look 1: sum(h**2)
-  float h_squares;
-  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
-    return {a.h_squares + b.h_squares};
-  }
-  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.h_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
-    return reduce_lanes<32>(s);
   }
 };
 
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -669,36 +693,38 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -708,17 +734,18 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -727,26 +754,26 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float h_i = x_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -757,120 +784,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_3bb1(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float h_i = x_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i;
-        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -880,7 +794,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_3bb1(
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -893,132 +807,21 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float h_i = x_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i;
-        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1026,13 +829,13 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1040,15 +843,15 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1069,10 +872,11 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
       }
     }
 
-    Look1_efa7 look1 = {0.0f};
-    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_h_squares[kRunningSums] = {};
 
-    // Look 1: sum(h**2)
+    // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1081,25 +885,25 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
           const float h_i = x_i;
-          look1_h_squares[i % kRunningSums] += h_i * h_i;
+          pass1_h_squares[i % kRunningSums] += h_i * h_i;
         }
       }
     }
 
-    look1.h_squares = sum_in_pairs(look1_h_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
     if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1110,7 +914,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -1122,8 +926,8 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b(
 
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1136,20 +940,21 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1157,13 +962,13 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1171,15 +976,15 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1201,10 +1006,11 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
       }
     }
 
-    Look1_efa7 look1 = {0.0f};
-    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_h_squares[kRunningSums] = {};
 
-    // Look 1: sum(h**2)
+    // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1214,25 +1020,25 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
           const float x_i = element(x_held[step], i);
           const float h_i = computed_once(x_i);
           h_floats[step][i] = h_i;
-          look1_h_squares[i % kRunningSums] += h_i * h_i;
+          pass1_h_squares[i % kRunningSums] += h_i * h_i;
         }
       }
     }
 
-    look1.h_squares = sum_in_pairs(look1_h_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
     if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1242,7 +1048,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -1255,7 +1061,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf(
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_7db4(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1269,37 +1075,39 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_7db4(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float h_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1309,17 +1117,18 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_7db4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1329,26 +1138,26 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_7db4(
         const float x_i = element(x_held[step], i);
         const float h_i = computed_once(x_i);
         h_floats[step][i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1358,345 +1167,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_7db4(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c92a(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float h_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float h_i = computed_once(x_i);
-        h_floats[step][i] = h_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = h_floats[step][i];
-        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_0d76(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_2b83 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float h_i = x_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i;
-        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_73b1(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float h_i = x_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-    }
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i;
-        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1705,8 +1176,8 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_73b1(
 
 // gemma_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row_433f(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1722,47 +1193,50 @@ gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row_433f(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
   const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
 
-  // Look 1: sum(h**2)
+  // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = residual != nullptr ?
-          read<kVector>(residual_row + own + step * kStride) : filled<bfloat16, kVector>(0.0f);
+          read<kVector>(residual_row + first_col + step * kStride) : filled<bfloat16, kVector>(0.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1_h_squares[i % kRunningSums] += h_i * h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
@@ -1773,27 +1247,27 @@ gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row_433f(
     const float x_i = element(x_vec, 0);
     const float residual_i = element(residual_vec, 0);
     const float h_i = x_i + residual_i;
-    look1_h_squares[0] += h_i * h_i;
+    pass1_h_squares[0] += h_i * h_i;
   }
 
-  look1.h_squares = sum_in_pairs(look1_h_squares);
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
   if (lane == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = residual != nullptr ?
-          read<kVector, Load>(residual_row + own + step * kStride) : filled<bfloat16, kVector>(0.0f);
+          read<kVector, Load>(residual_row + first_col + step * kStride) : filled<bfloat16, kVector>(0.0f);
       const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
       float y_values[kVector];
       #pragma unroll
@@ -1806,7 +1280,7 @@ gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row_433f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1981,65 +1455,65 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {    32,  128,  8, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols128_4c0f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols128_4c0f>>}},
     {  2048,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols128_5429>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols128_5429>>}},
     {131072,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols128_5429>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols128_5429>>}},
     {    32,  256,  8, 1u, 3u, false, {{256, 4}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols256_3ff0>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols256_3ff0>>}},
     {  2048,  256, 16, 1u, 3u, false, {{256, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols256_bc1b>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols256_bc1b>>}},
     {131072,  256, 16, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_3bb1<Cols256_fc09>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols256_ad4d>>}},
     {     1, 1152,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c<Cols1152_e126>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols1152_e126>>}},
     {    64, 1152,  8, 1u, 3u, false, {{128, 2}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols1152_293b>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols1152_293b>>}},
     {  4096, 1152,  8, 1u, 3u, false, {{128, 4, false, 0, 0, 4}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b<Cols1152_6ff3>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols1152_6ff3>>}},
     {     1, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols2304_ad7c>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2304_ad7c>>}},
     {    64, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols2304_ad7c>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2304_ad7c>>}},
     {  4096, 2304, 16, 1u, 3u, false, {{64, 2, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b<Cols2304_f2b1>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols2304_f2b1>>}},
     {     1, 2560,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c<Cols2560_cce8>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2560_cce8>>}},
     {    64, 2560,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c<Cols2560_a29f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2560_a29f>>}},
     {  4096, 2560, 16, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_72cf<Cols2560_b188>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f<Cols2560_b188>>}},
     {     1, 3584, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols3584_e66f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3584_e66f>>}},
     {    64, 3584,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c<Cols3584_78ff>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3584_78ff>>}},
     {  4096, 3584, 16, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b<Cols3584_e0ff>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols3584_e0ff>>}},
     {     1, 3840, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols3840_4fe4>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3840_4fe4>>}},
     {    64, 3840,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols3840_c2c3>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3840_c2c3>>}},
     {  4096, 3840,  8, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_454b<Cols3840_a7fd>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols3840_a7fd>>}},
     {     1, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_147c<Cols4608_2303>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols4608_2303>>}},
     {    64, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_7db4<Cols4608_2303>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols4608_5089>>}},
     {  4096, 4608,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c72b<Cols4608_a49e>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols4608_a49e>>}},
     {     1, 5376,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c92a<Cols5376_f0a6>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols5376_f0a6>>}},
     {    64, 5376,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_0d76<Cols5376_9cd7>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols5376_cea4>>}},
     {  4096, 5376,  8, 1u, 3u, false, {{64}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_73b1<Cols5376_9999>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols5376_c3b3>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols_without_h<gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row_433f<AnyCols_224d>>},
-    {{256}, run_any_cols_without_h<gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row_433f<AnyCols_0595>>},
+    {{256}, run_any_cols_without_h<gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols_without_h<gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u residual, 2u rstd.
@@ -2110,7 +1584,7 @@ inline cudaError_t gemma_rmsnorm_fwd_bf16_without_h_pitched(
     float eps, cudaStream_t stream = nullptr) {
   namespace k = gemma_rmsnorm_fwd_bf16_without_h_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || residual_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || residual_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -42,7 +42,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 1, dbias 1. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "layernorm_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_bwd_bf16(
@@ -250,11 +251,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -280,11 +281,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -298,11 +299,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -469,6 +470,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -537,11 +548,14 @@ __device__ __forceinline__ void add_partial_rows(
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -614,7 +628,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -636,55 +650,55 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kStages        row tiles in shared memory
 // kCopiedCols    columns of a row that the copy engine brings
 // kUnroll        steps that a loop does in a trip
-struct Cols256_4dd7 : Plain { using Team = Lanes<16, 32>; using Chain = EarlyAtEnd;
+struct Cols256 : Plain { using Team = Lanes<16, 32>; using Chain = EarlyAtEnd;
   enum : int { kCols = 256, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 16,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols768_b00a : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+struct Cols768 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1023_c180 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
+struct Cols1023 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
   enum : int { kCols = 1023, kThreads = 256, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 0,
       kFirstInside = 0, kAhead = 1, kGroups = 8, kSumVector = 1, kCells = 8 };
 };
-struct Cols1024_e039 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
+struct Cols1024 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
   enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1280_c738 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols1280 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 1280, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 16 };
 };
-struct Cols4096_46d8 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols4096 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols8192_e8c6 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
+struct Cols8192 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 4,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols16384_f0b1 : Plain { using Chain = EarlyAtEnd;
+struct Cols16384 : Plain { using Chain = EarlyAtEnd;
   enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 4, kSumVector = 8, kCells = 32 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat), sum(dxhat)
   float dxhat_xhat_sum, dxhat_sum;
-  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
   }
-  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
   }
 };
 
 // layernorm backward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_30f7(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_team_per_row_459c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -702,6 +716,7 @@ layernorm_bwd_bf16_team_per_row_30f7(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -709,19 +724,19 @@ layernorm_bwd_bf16_team_per_row_30f7(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
       static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
       (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -729,7 +744,7 @@ layernorm_bwd_bf16_team_per_row_30f7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -743,7 +758,7 @@ layernorm_bwd_bf16_team_per_row_30f7(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -754,16 +769,16 @@ layernorm_bwd_bf16_team_per_row_30f7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
 
   for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -788,17 +803,17 @@ layernorm_bwd_bf16_team_per_row_30f7(
       }
     }
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -806,24 +821,24 @@ layernorm_bwd_bf16_team_per_row_30f7(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -838,7 +853,7 @@ layernorm_bwd_bf16_team_per_row_30f7(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -859,6 +874,7 @@ layernorm_bwd_bf16_team_per_row_30f7(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -867,10 +883,8 @@ layernorm_bwd_bf16_team_per_row_30f7(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
-            dbias_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[sums_row][1][i * kVectors + vector] = dbias_sum[step][i];
       }
     }
   }
@@ -899,7 +913,7 @@ layernorm_bwd_bf16_team_per_row_30f7(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_8a6a(
+layernorm_bwd_bf16_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -932,8 +946,8 @@ layernorm_bwd_bf16_finish_8a6a(
 
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_3cb0(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_team_per_row_0672(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -951,6 +965,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -958,15 +973,15 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -974,7 +989,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -988,7 +1003,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -999,16 +1014,16 @@ layernorm_bwd_bf16_team_per_row_3cb0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1033,17 +1048,17 @@ layernorm_bwd_bf16_team_per_row_3cb0(
       }
     }
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1051,24 +1066,24 @@ layernorm_bwd_bf16_team_per_row_3cb0(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1083,7 +1098,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1104,6 +1119,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -1112,10 +1128,8 @@ layernorm_bwd_bf16_team_per_row_3cb0(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
-            dbias_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[sums_row][1][i * kVectors + vector] = dbias_sum[step][i];
       }
     }
   }
@@ -1143,8 +1157,8 @@ layernorm_bwd_bf16_team_per_row_3cb0(
 
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_e4ba(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_team_per_row_1e41(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1162,6 +1176,7 @@ layernorm_bwd_bf16_team_per_row_e4ba(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1171,25 +1186,25 @@ layernorm_bwd_bf16_team_per_row_e4ba(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
+  const int block_row = Team::block_row();  // this thread's row within the block
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
-  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + block_row), rows - 1);
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&dy[0]) / sizeof(bfloat16) % kVector +
       static_cast<long long>(own_row) * dy_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -1220,9 +1235,9 @@ layernorm_bwd_bf16_team_per_row_e4ba(
   Vec<bfloat16, 1> x_edge_next = {};
   float mean_next;
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const int fetched_row = first_row + block_row < rows ? first_row + block_row : own_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mean_next = mean[fetched_row];
@@ -1232,8 +1247,8 @@ layernorm_bwd_bf16_team_per_row_e4ba(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
     if (has_edge) {
@@ -1244,8 +1259,8 @@ layernorm_bwd_bf16_team_per_row_e4ba(
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    // idle rows recompute their lane's first row and store nothing
+    const int row = first_row + block_row;
+    // threads past the last row redo their lane's first row and store nothing
     const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
@@ -1281,12 +1296,12 @@ layernorm_bwd_bf16_team_per_row_e4ba(
       }
     }
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1304,8 +1319,8 @@ layernorm_bwd_bf16_team_per_row_e4ba(
           dy_floats[step][i] = dy_i;
           dxhat_floats[step][i] = dxhat_i;
           xhat_floats[step][i] = xhat_i;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
@@ -1319,17 +1334,17 @@ layernorm_bwd_bf16_team_per_row_e4ba(
       dy_edge_float = dy_i;
       dxhat_edge_float = dxhat_i;
       xhat_edge_float = xhat_i;
-      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
-      look1_dxhat_sum[0] += dxhat_i;
+      pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      pass1_dxhat_sum[0] += dxhat_i;
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1346,7 +1361,7 @@ layernorm_bwd_bf16_team_per_row_e4ba(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1373,14 +1388,14 @@ layernorm_bwd_bf16_team_per_row_e4ba(
       const int column = head + vector * kVector;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][column + i] = dweight_sum[step][i];
-        group_sums[slot][1][column + i] = dbias_sum[step][i];
+        group_sums[block_row][0][column + i] = dweight_sum[step][i];
+        group_sums[block_row][1][column + i] = dbias_sum[step][i];
       }
     }
   }
   if (has_edge) {
-    group_sums[slot][0][edge] = dweight_edge_sum;
-    group_sums[slot][1][edge] = dbias_edge_sum;
+    group_sums[block_row][0][edge] = dweight_edge_sum;
+    group_sums[block_row][1][edge] = dbias_edge_sum;
   }
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
@@ -1405,10 +1420,10 @@ layernorm_bwd_bf16_team_per_row_e4ba(
 }
 
 // layernorm backward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_794e(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_team_per_row_5cb8(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1425,6 +1440,7 @@ layernorm_bwd_bf16_team_per_row_794e(
   using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1432,13 +1448,13 @@ layernorm_bwd_bf16_team_per_row_794e(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kCopiedCols = kCols, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
       static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
       (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
@@ -1447,7 +1463,7 @@ layernorm_bwd_bf16_team_per_row_794e(
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
@@ -1490,7 +1506,7 @@ layernorm_bwd_bf16_team_per_row_794e(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -1500,8 +1516,8 @@ layernorm_bwd_bf16_team_per_row_794e(
   float dbias_sum[kSteps][kVector] = {};
 
   for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     const float row_mean = mean_next;
@@ -1530,17 +1546,17 @@ layernorm_bwd_bf16_team_per_row_794e(
       }
     }
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1548,27 +1564,27 @@ layernorm_bwd_bf16_team_per_row_794e(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
     // Every thread of the row has passed a barrier since it read its slots.
     const int refill_row = first_row - kStages * gridDim.x * kRowsPerBlock;
     if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row, stage);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1583,7 +1599,7 @@ layernorm_bwd_bf16_team_per_row_794e(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1613,10 +1629,10 @@ layernorm_bwd_bf16_team_per_row_794e(
 }
 
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_f044(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_cluster_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1632,26 +1648,27 @@ layernorm_bwd_bf16_cluster_per_row_f044(
     float* partials) {
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
-  __shared__ Look1_b44d look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
       blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
@@ -1660,7 +1677,7 @@ layernorm_bwd_bf16_cluster_per_row_f044(
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
@@ -1711,7 +1728,7 @@ layernorm_bwd_bf16_cluster_per_row_f044(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + own + step * kStride);
+      weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
   }
 
@@ -1744,12 +1761,12 @@ layernorm_bwd_bf16_cluster_per_row_f044(
       }
     }
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1764,22 +1781,22 @@ layernorm_bwd_bf16_cluster_per_row_f044(
           dy_floats[step][i] = dy_i;
           dxhat_floats[step][i] = dxhat_i;
           xhat_floats[step][i] = xhat_i;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
     // Every thread of the row has passed a barrier since it read its slots.
     const int refill_row = row - kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row, stage);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1796,7 +1813,7 @@ layernorm_bwd_bf16_cluster_per_row_f044(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1827,8 +1844,8 @@ layernorm_bwd_bf16_cluster_per_row_f044(
 
 // layernorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_team_per_row_3c52(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1848,44 +1865,45 @@ layernorm_bwd_bf16_any_cols_team_per_row_3c52(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int own = head + lane * kVector;
+    const int first_col = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
@@ -1895,8 +1913,8 @@ layernorm_bwd_bf16_any_cols_team_per_row_3c52(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
@@ -1909,24 +1927,24 @@ layernorm_bwd_bf16_any_cols_team_per_row_3c52(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
-      look1_dxhat_sum[0] += dxhat_i;
+      pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      pass1_dxhat_sum[0] += dxhat_i;
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
-    const float row_dxhat_mean = look1.dxhat_sum / cols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, cols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
@@ -1943,7 +1961,7 @@ layernorm_bwd_bf16_any_cols_team_per_row_3c52(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -2177,40 +2195,30 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {262144,   256, 16, 0u, 0u, false, {{512, 32, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_30f7<Cols256_4dd7>,
-     layernorm_bwd_bf16_finish_8a6a<Cols256_4dd7>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_459c<Cols256>, layernorm_bwd_bf16_finish<Cols256>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, false, 0, 1, 3, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols768_b00a>,
-     layernorm_bwd_bf16_finish_8a6a<Cols768_b00a>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols768>, layernorm_bwd_bf16_finish<Cols768>>}},
     {  8192,  1023,  2, 0u, 0u,  true, {{256, 8, false, 0, 1, 1, 1, 1, 65536, 2}, {512, 1, false, 256},
-     {0, 0, 8192}, run_and_finish<layernorm_bwd_bf16_team_per_row_e4ba<Cols1023_c180>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1023_c180>>}},
+     {0, 0, 8192}, run_and_finish<layernorm_bwd_bf16_team_per_row_1e41<Cols1023>,
+     layernorm_bwd_bf16_finish<Cols1023>>}},
     {  4096,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_e039>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_e039>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols1024>, layernorm_bwd_bf16_finish<Cols1024>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_30f7<Cols1024_e039>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_e039>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_459c<Cols1024>, layernorm_bwd_bf16_finish<Cols1024>>}},
     {  4096,  1280, 16, 0u, 0u, false, {{128, 2, true, 0, 1, 3, 1, 1, 20480}, {512, 1, true, 160}, {0, 0, 10240},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1280_c738>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1280_c738>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols1280>, layernorm_bwd_bf16_finish<Cols1280>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols4096_46d8>,
-     layernorm_bwd_bf16_finish_8a6a<Cols4096_46d8>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols4096>, layernorm_bwd_bf16_finish<Cols4096>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_794e<Cols8192_e8c6>,
-     layernorm_bwd_bf16_finish_8a6a<Cols8192_e8c6>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_5cb8<Cols8192>, layernorm_bwd_bf16_finish<Cols8192>>}},
     {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 131072}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_f044<Cols16384_f0b1>,
-     layernorm_bwd_bf16_finish_8a6a<Cols16384_f0b1>>}},
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row<Cols16384>, layernorm_bwd_bf16_finish<Cols16384>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_3c52<AnyCols_224d>>},
-    {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_3c52<AnyCols_0595>>},
+    {{256, 1, false, 0, 1}, {}, {128, 8, 0}, run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256, 1, false, 0, 1}, {}, {128, 8, 0}, run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -2301,7 +2309,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
     long long dy_pitch, long long x_pitch, int rows, int cols, void* workspace, cudaStream_t stream = nullptr) {
   namespace k = layernorm_bwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   const bool missing =
       (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||

@@ -32,7 +32,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dx 0.047, dweight 0.38, dbias 0.35. More than 1 is
 //           refused; rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "layernorm_bwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_bwd_f32(
@@ -113,11 +114,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -143,11 +144,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -161,11 +162,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -267,6 +268,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -342,11 +353,14 @@ __device__ __forceinline__ void add_partial_rows(
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -411,7 +425,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -427,27 +441,27 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kCluster      blocks that fill a partial row together
 // kCells        sums that a block adds
 // kUnroll       steps that a loop does in a trip
-struct Cols768_c21a : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
+struct Cols768 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 256, kVector = 2, kEarlyParams = 1, kAhead = 1, kGroups = 4, kSumVector = 2,
       kCells = 8 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat), sum(dxhat)
   float dxhat_xhat_sum, dxhat_sum;
-  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
   }
-  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
   }
 };
 
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_team_per_row_1589(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_f32_team_per_row(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -465,6 +479,7 @@ layernorm_bwd_f32_team_per_row_1589(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -472,15 +487,15 @@ layernorm_bwd_f32_team_per_row_1589(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -488,7 +503,7 @@ layernorm_bwd_f32_team_per_row_1589(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -502,7 +517,7 @@ layernorm_bwd_f32_team_per_row_1589(
   Vec<float, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -513,16 +528,16 @@ layernorm_bwd_f32_team_per_row_1589(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     float* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -541,17 +556,17 @@ layernorm_bwd_f32_team_per_row_1589(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -559,24 +574,24 @@ layernorm_bwd_f32_team_per_row_1589(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -591,7 +606,7 @@ layernorm_bwd_f32_team_per_row_1589(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -612,6 +627,7 @@ layernorm_bwd_f32_team_per_row_1589(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -620,10 +636,8 @@ layernorm_bwd_f32_team_per_row_1589(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
-            dbias_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[sums_row][1][i * kVectors + vector] = dbias_sum[step][i];
       }
     }
   }
@@ -652,7 +666,7 @@ layernorm_bwd_f32_team_per_row_1589(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_f32_finish_a4b3(
+layernorm_bwd_f32_finish(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     Input<Config, float> partials,
@@ -685,8 +699,8 @@ layernorm_bwd_f32_finish_a4b3(
 
 // layernorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_team_per_row_38fa(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_f32_any_cols_team_per_row(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -706,44 +720,45 @@ layernorm_bwd_f32_any_cols_team_per_row_38fa(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int own = head + lane * kVector;
+    const int first_col = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         #pragma unroll
@@ -753,8 +768,8 @@ layernorm_bwd_f32_any_cols_team_per_row_38fa(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
@@ -767,24 +782,24 @@ layernorm_bwd_f32_any_cols_team_per_row_38fa(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
-      look1_dxhat_sum[0] += dxhat_i;
+      pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      pass1_dxhat_sum[0] += dxhat_i;
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
-    const float row_dxhat_mean = look1.dxhat_sum / cols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, cols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         float dx_values[kVector];
@@ -801,7 +816,7 @@ layernorm_bwd_f32_any_cols_team_per_row_38fa(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1020,16 +1035,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 768, 8, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_f32_team_per_row_1589<Cols768_c21a>,
-     layernorm_bwd_f32_finish_a4b3<Cols768_c21a>>}},
+     run_and_finish<layernorm_bwd_f32_team_per_row<Cols768>, layernorm_bwd_f32_finish<Cols768>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_38fa<AnyCols_ba44>>},
-    {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_38fa<AnyCols_0595>>},
+    {{256, 1, false, 0, 1}, {}, {128, 8, 0}, run_any_cols<layernorm_bwd_f32_any_cols_team_per_row<AnyCols_ba44>>},
+    {{256, 1, false, 0, 1}, {}, {128, 8, 0}, run_any_cols<layernorm_bwd_f32_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -1120,7 +1132,7 @@ inline cudaError_t layernorm_bwd_f32_pitched(
     int cols, void* workspace, cudaStream_t stream = nullptr) {
   namespace k = layernorm_bwd_f32_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   const bool missing =
       (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||

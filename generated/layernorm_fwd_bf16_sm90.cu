@@ -67,7 +67,8 @@
 //           was tuned: y 0.99, mean 0.23, rstd 0.19. More than 1 is refused; rounding to 16 bits or fewer alone comes
 //           close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "layernorm_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_fwd_bf16(
@@ -370,11 +371,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -400,11 +401,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -418,11 +419,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -548,6 +549,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -556,7 +565,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -591,7 +600,7 @@ struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
   template <typename State> using Slots = StatesOfWarps<kStates, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     const unsigned lane = threadIdx.x % 32;
     if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
     cluster_arrive();
@@ -673,6 +682,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -689,13 +708,21 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -741,6 +768,13 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -763,7 +797,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -806,7 +840,7 @@ struct Cols1000_62a2 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocat
 struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_b9e4 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
+struct Cols1023 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 1023, kThreads = 32, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
@@ -840,7 +874,7 @@ struct Cols2560_8761 : Plain { using Team = BroadcastBlock<128>; using Params = 
 struct Cols2560_c6ef : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
+struct Cols3072 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 64, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols4096_c8f5 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
@@ -852,11 +886,11 @@ struct Cols4096_7968 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_7f30 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols4097 : Plain { using Team = Block<128>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 4097, kThreads = 128, kVector = 4, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
-struct Cols6144_bde8 : Plain { using Team = Block<256>; using Load = NoAllocate;
+struct Cols6144 : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols8192_3b92 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
@@ -865,144 +899,79 @@ struct Cols8192_3b92 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols16384_f4bd : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
+struct Cols16384 : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols65536_6e26 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
+struct Cols65536 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
   enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_5b01 {  // state of look 1: sum(x)
+struct Pass1_d5b7 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+  static __device__ __forceinline__ Pass1_d5b7 combine(const Pass1_d5b7& a, const Pass1_d5b7& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_d5b7 shuffle_xor(const Pass1_d5b7& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_e431 {  // state of look 2: sum(x_minus_mean**2)
+struct Pass2_45b3 {  // state of pass 2: sum(x_minus_mean**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_e431 combine(const Look2_e431& a, const Look2_e431& b) {
+  static __device__ __forceinline__ Pass2_45b3 combine(const Pass2_45b3& a, const Pass2_45b3& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_e431 shuffle_xor(const Look2_e431& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_45b3 shuffle_xor(const Pass2_45b3& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
-struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+struct Pass2_a18e {  // state of pass 2: sum((x - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+  static __device__ __forceinline__ Pass2_a18e combine(const Pass2_a18e& a, const Pass2_a18e& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_a18e shuffle_xor(const Pass2_a18e& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
-struct Look1_9c44 {  // state of look 1: sum(x), sum(x**2)
+struct Pass1_add0 {  // state of pass 1: sum(x), sum(x**2)
   float x_rough_sum, x_squares;
-  static __device__ __forceinline__ Look1_9c44 combine(const Look1_9c44& a, const Look1_9c44& b) {
+  static __device__ __forceinline__ Pass1_add0 combine(const Pass1_add0& a, const Pass1_add0& b) {
     return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_9c44 shuffle_xor(const Look1_9c44& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_9c44 of_warp(const Look1_9c44& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look2_8c7e {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-  float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_8c7e combine(const Look2_8c7e& a, const Look2_8c7e& b) {
-    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-  }
-  static __device__ __forceinline__ Look2_8c7e shuffle_xor(const Look2_8c7e& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-  }
-  static __device__ __forceinline__ Look2_8c7e of_warp(const Look2_8c7e& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
-  float x_rough_sum, x_squares;
-  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
-    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-  }
-  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_add0 shuffle_xor(const Pass1_add0& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
 
-struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+struct Pass2_3142 {  // state of pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
   float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+  static __device__ __forceinline__ Pass2_3142 combine(const Pass2_3142& a, const Pass2_3142& b) {
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_3142 shuffle_xor(const Pass2_3142& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
 
-struct Look1_8cb0 {  // state of look 1: sum(x)
-  float x_sum;
-  static __device__ __forceinline__ Look1_8cb0 combine(const Look1_8cb0& a, const Look1_8cb0& b) {
-    return {a.x_sum + b.x_sum};
-  }
-  static __device__ __forceinline__ Look1_8cb0 shuffle_xor(const Look1_8cb0& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_sum, offset)};
-  }
-  static __device__ __forceinline__ Look1_8cb0 of_warp(const Look1_8cb0& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look2_e6f3 {  // state of look 2: sum(x_minus_mean**2)
-  float var_sum;
-  static __device__ __forceinline__ Look2_e6f3 combine(const Look2_e6f3& a, const Look2_e6f3& b) {
-    return {a.var_sum + b.var_sum};
-  }
-  static __device__ __forceinline__ Look2_e6f3 shuffle_xor(const Look2_e6f3& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.var_sum, offset)};
-  }
-  static __device__ __forceinline__ Look2_e6f3 of_warp(const Look2_e6f3& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look2_a975 {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+struct Pass2_f298 {  // state of pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
   float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_a975 combine(const Look2_a975& a, const Look2_a975& b) {
+  static __device__ __forceinline__ Pass2_f298 combine(const Pass2_f298& a, const Pass2_f298& b) {
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_a975 shuffle_xor(const Look2_a975& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_f298 shuffle_xor(const Pass2_f298& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-  }
-};
-
-struct Look2_d57a {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
-  float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_d57a combine(const Look2_d57a& a, const Look2_d57a& b) {
-    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-  }
-  static __device__ __forceinline__ Look2_d57a shuffle_xor(const Look2_d57a& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-  }
-  static __device__ __forceinline__ Look2_d57a of_warp(const Look2_d57a& s) {
-    return reduce_lanes<32>(s);
   }
 };
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_0c41(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_dcdd(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1018,20 +987,22 @@ layernorm_fwd_bf16_team_per_row_0c41(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -1039,19 +1010,19 @@ layernorm_fwd_bf16_team_per_row_0c41(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
   float x_minus_mean_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1062,18 +1033,18 @@ layernorm_fwd_bf16_team_per_row_0c41(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_d5b7 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1082,20 +1053,20 @@ layernorm_fwd_bf16_team_per_row_0c41(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Look2_e431 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_45b3 pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(x_minus_mean**2)
+  // Pass 2: sum(x_minus_mean**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1105,14 +1076,14 @@ layernorm_fwd_bf16_team_per_row_0c41(
         const float x_i = x_floats[step][i];
         const float x_minus_mean_i = computed_once(x_i - row_mean);
         x_minus_mean_floats[step][i] = x_minus_mean_i;
-        look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+        pass2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
       }
     }
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -1120,13 +1091,13 @@ layernorm_fwd_bf16_team_per_row_0c41(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1137,147 +1108,7 @@ layernorm_fwd_bf16_team_per_row_0c41(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_b729(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_sum[i % kRunningSums] += x_i;
-      }
-    }
-  }
-
-  look1.x_sum = sum_in_pairs(look1_x_sum);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1287,7 +1118,7 @@ layernorm_fwd_bf16_team_per_row_b729(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_22a4(
+layernorm_fwd_bf16_team_per_row_5763(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1303,20 +1134,22 @@ layernorm_fwd_bf16_team_per_row_22a4(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_9c44> look1_slots;
-  __shared__ typename Team::template Slots<Look2_8c7e> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -1324,17 +1157,17 @@ layernorm_fwd_bf16_team_per_row_22a4(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1345,19 +1178,18 @@ layernorm_fwd_bf16_team_per_row_22a4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_9c44 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
+  Pass1_d5b7 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x), sum(x**2)
+  // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1365,50 +1197,35 @@ layernorm_fwd_bf16_team_per_row_22a4(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Look2_8c7e look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
-  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-        }
+  Pass2_a18e pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+
+  // Pass 2: sum((x - mean)**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
+  }
 
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -1416,13 +1233,13 @@ layernorm_fwd_bf16_team_per_row_22a4(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1433,7 +1250,7 @@ layernorm_fwd_bf16_team_per_row_22a4(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1442,8 +1259,8 @@ layernorm_fwd_bf16_team_per_row_22a4(
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_6677(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_3e5f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1458,20 +1275,43 @@ layernorm_fwd_bf16_team_per_row_6677(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
@@ -1480,14 +1320,152 @@ layernorm_fwd_bf16_team_per_row_6677(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Pass1_add0 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};
+
+  // Pass 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
+
+  Pass2_3142 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {};
+  float pass2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
+      }
+    }
+
+    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_cd36(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
+
+  const int lane = Team::lane();
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1495,15 +1473,15 @@ layernorm_fwd_bf16_team_per_row_6677(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1527,10 +1505,10 @@ layernorm_fwd_bf16_team_per_row_6677(
       }
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_d5b7 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1539,19 +1517,20 @@ layernorm_fwd_bf16_team_per_row_6677(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_e431 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_45b3 pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum(x_minus_mean**2)
+    // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1561,14 +1540,14 @@ layernorm_fwd_bf16_team_per_row_6677(
           const float x_i = x_floats[step][i];
           const float x_minus_mean_i = computed_once(x_i - row_mean);
           x_minus_mean_floats[step][i] = x_minus_mean_i;
-          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+          pass2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0 && active) {
@@ -1576,13 +1555,13 @@ layernorm_fwd_bf16_team_per_row_6677(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1593,7 +1572,7 @@ layernorm_fwd_bf16_team_per_row_6677(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
   }
@@ -1603,8 +1582,8 @@ layernorm_fwd_bf16_team_per_row_6677(
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_7ad3(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_9c22(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1619,20 +1598,21 @@ layernorm_fwd_bf16_team_per_row_7ad3(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
@@ -1641,14 +1621,14 @@ layernorm_fwd_bf16_team_per_row_7ad3(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1656,15 +1636,15 @@ layernorm_fwd_bf16_team_per_row_7ad3(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1686,10 +1666,10 @@ layernorm_fwd_bf16_team_per_row_7ad3(
       }
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_d5b7 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1697,19 +1677,20 @@ layernorm_fwd_bf16_team_per_row_7ad3(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_1fb7 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_a18e pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum((x - mean)**2)
+    // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1717,14 +1698,14 @@ layernorm_fwd_bf16_team_per_row_7ad3(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0 && active) {
@@ -1732,13 +1713,13 @@ layernorm_fwd_bf16_team_per_row_7ad3(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1749,7 +1730,7 @@ layernorm_fwd_bf16_team_per_row_7ad3(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
   }
@@ -1759,8 +1740,8 @@ layernorm_fwd_bf16_team_per_row_7ad3(
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_303d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_383c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1775,162 +1756,7 @@ layernorm_fwd_bf16_team_per_row_303d(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_a922 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
-
-  // Look 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
-
-  Look2_ee66 look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
-  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-        }
-      }
-    }
-
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_ce20(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnit = Config::kUnit,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
@@ -1938,24 +1764,24 @@ layernorm_fwd_bf16_team_per_row_ce20(
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
   const int lane = Team::lane();
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       static_cast<long long>(own_row) * x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -1979,7 +1805,7 @@ layernorm_fwd_bf16_team_per_row_ce20(
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1987,7 +1813,7 @@ layernorm_fwd_bf16_team_per_row_ce20(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
     if (has_edge) {
@@ -2023,10 +1849,10 @@ layernorm_fwd_bf16_team_per_row_ce20(
       }
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_d5b7 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2035,24 +1861,25 @@ layernorm_fwd_bf16_team_per_row_ce20(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = computed_once(element(x_edge, 0));
       x_edge_float = x_i;
-      look1_x_sum[0] += x_i;
+      pass1_x_sum[0] += x_i;
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_e431 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_45b3 pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum(x_minus_mean**2)
+    // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2062,7 +1889,7 @@ layernorm_fwd_bf16_team_per_row_ce20(
           const float x_i = x_floats[step][i];
           const float x_minus_mean_i = computed_once(x_i - row_mean);
           x_minus_mean_floats[step][i] = x_minus_mean_i;
-          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+          pass2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
@@ -2070,12 +1897,12 @@ layernorm_fwd_bf16_team_per_row_ce20(
       const float x_i = x_edge_float;
       const float x_minus_mean_i = computed_once(x_i - row_mean);
       x_minus_mean_edge_float = x_minus_mean_i;
-      look2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
+      pass2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0) {
@@ -2083,7 +1910,7 @@ layernorm_fwd_bf16_team_per_row_ce20(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2103,7 +1930,7 @@ layernorm_fwd_bf16_team_per_row_ce20(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
     if (has_edge) {
@@ -2125,8 +1952,8 @@ layernorm_fwd_bf16_team_per_row_ce20(
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_a6d0(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_3b56(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2141,21 +1968,22 @@ layernorm_fwd_bf16_team_per_row_a6d0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots[2];
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots[2];
+  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
@@ -2164,14 +1992,14 @@ layernorm_fwd_bf16_team_per_row_a6d0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -2179,15 +2007,15 @@ layernorm_fwd_bf16_team_per_row_a6d0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -2209,11 +2037,12 @@ layernorm_fwd_bf16_team_per_row_a6d0(
       }
     }
 
-    Look1_a922 look1 = {0.0f, 0.0f};
-    float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-    float look1_x_squares[kRunningSums] = {};
+    Pass1_add0 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_rough_sum[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x), sum(x**2)
+    // Pass 1: sum(x), sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2221,25 +2050,25 @@ layernorm_fwd_bf16_team_per_row_a6d0(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_rough_sum[i % kRunningSums] += x_i;
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_rough_sum[i % kRunningSums] += x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_x_rough_mean = look1.x_rough_sum / kCols;
-    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+    pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+    const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+    const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-    Look2_ee66 look2 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look2_x_shifted_sum[kRunningSums] = {};
-    float look2_x_shifted_squares[kRunningSums] = {};
+    Pass2_3142 pass2 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_x_shifted_sum[kRunningSums] = {};
+    float pass2_x_shifted_squares[kRunningSums] = {};
     if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+      // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
       #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int vector = lane + step * kThreadsPerRow;
@@ -2247,24 +2076,24 @@ layernorm_fwd_bf16_team_per_row_a6d0(
           #pragma unroll
           for (int i = 0; i < kVector; ++i) {
             const float x_i = element(x_held[step], i);
-            look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-            look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+            pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+            pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
           }
         }
       }
 
-      look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-      look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-      look2 = Team::reduce(look2, look2_slots[parity]);
+      pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+      pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+      pass2 = Team::reduce(pass2, pass2_slots[parity]);
     }
     if (row_x_margin >= 0.0f) {
-      look2.x_shifted_sum = 0.0f;
-      look2.x_shifted_squares = row_x_left;
+      pass2.x_shifted_sum = 0.0f;
+      pass2.x_shifted_squares = row_x_left;
     }
-    const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+    const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
     const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-    const float row_var = row_var_sum / kCols;
+    const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+    const float row_var = Division::of(row_var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0 && active) {
@@ -2272,13 +2101,13 @@ layernorm_fwd_bf16_team_per_row_a6d0(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2289,7 +2118,7 @@ layernorm_fwd_bf16_team_per_row_a6d0(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -2302,7 +2131,7 @@ layernorm_fwd_bf16_team_per_row_a6d0(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_a9b1(
+layernorm_fwd_bf16_team_per_row_f4b0(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2318,165 +2147,22 @@ layernorm_fwd_bf16_team_per_row_a9b1(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_8cb0> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e6f3> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  float x_minus_mean_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_8cb0 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_sum[i % kRunningSums] += x_i;
-      }
-    }
-  }
-
-  look1.x_sum = sum_in_pairs(look1_x_sum);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2_e6f3 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 2: sum(x_minus_mean**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = x_floats[step][i];
-        const float x_minus_mean_i = computed_once(x_i - row_mean);
-        x_minus_mean_floats[step][i] = x_minus_mean_i;
-        look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
-      }
-    }
-  }
-
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        const float x_minus_mean_i = x_minus_mean_floats[step][i];
-        y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_3ebc(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kFullSteps = kVectors / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Look1_9c44> look1_slots;
-  __shared__ typename Team::template Slots<Look2_8c7e> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -2484,17 +2170,17 @@ layernorm_fwd_bf16_team_per_row_3ebc(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kFullSteps || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -2505,19 +2191,20 @@ layernorm_fwd_bf16_team_per_row_3ebc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kFullSteps || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_9c44 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
+  Pass1_add0 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x), sum(x**2)
+  // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -2525,25 +2212,26 @@ layernorm_fwd_bf16_team_per_row_3ebc(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-  Look2_8c7e look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
+  Pass2_3142 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {};
+  float pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2551,24 +2239,24 @@ layernorm_fwd_bf16_team_per_row_3ebc(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
+    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
   }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
   const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -2576,13 +2264,13 @@ layernorm_fwd_bf16_team_per_row_3ebc(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kFullSteps || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2593,7 +2281,7 @@ layernorm_fwd_bf16_team_per_row_3ebc(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -2601,10 +2289,10 @@ layernorm_fwd_bf16_team_per_row_3ebc(
 }
 
 // layernorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_5dd1(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_e6d4(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2619,6 +2307,7 @@ layernorm_fwd_bf16_team_per_row_5dd1(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnit = Config::kUnit,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
@@ -2626,28 +2315,28 @@ layernorm_fwd_bf16_team_per_row_5dd1(
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
-  __shared__ typename Team::template Slots<Look2_a975> look2_slots[2];
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots[2];
+  __shared__ typename Team::template Slots<Pass2_f298> pass2_slots[2];
 
   const int lane = Team::lane();
-  // the last of this walker's tiles comes first
+  // this block takes its last tile first
   const int last_start = blockIdx.x < rows ?
       static_cast<int>((rows - 1 - blockIdx.x) / (gridDim.x) * (gridDim.x) + blockIdx.x) : -1;
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       static_cast<long long>(own_row) * x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -2671,7 +2360,7 @@ layernorm_fwd_bf16_team_per_row_5dd1(
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -2679,7 +2368,7 @@ layernorm_fwd_bf16_team_per_row_5dd1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
     if (has_edge) {
@@ -2713,11 +2402,12 @@ layernorm_fwd_bf16_team_per_row_5dd1(
       }
     }
 
-    Look1_a922 look1 = {0.0f, 0.0f};
-    float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-    float look1_x_squares[kRunningSums] = {};
+    Pass1_add0 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_rough_sum[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x), sum(x**2)
+    // Pass 1: sum(x), sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2726,31 +2416,31 @@ layernorm_fwd_bf16_team_per_row_5dd1(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_rough_sum[i % kRunningSums] += x_i;
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_rough_sum[i % kRunningSums] += x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = computed_once(element(x_edge, 0));
       x_edge_float = x_i;
-      look1_x_rough_sum[0] += x_i;
-      look1_x_squares[0] += x_i * x_i;
+      pass1_x_rough_sum[0] += x_i;
+      pass1_x_squares[0] += x_i * x_i;
     }
 
-    look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_x_rough_mean = divide_by_remainder(look1.x_rough_sum, kCols, 1.0f / kCols);
-    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+    pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+    const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+    const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-    Look2_a975 look2 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look2_x_shifted_sum[kRunningSums] = {};
-    float look2_x_shifted_squares[kRunningSums] = {};
+    Pass2_f298 pass2 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_x_shifted_sum[kRunningSums] = {};
+    float pass2_x_shifted_squares[kRunningSums] = {};
     if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-      // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+      // Pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
       #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int vector = lane + step * kThreadsPerRow;
@@ -2759,30 +2449,30 @@ layernorm_fwd_bf16_team_per_row_5dd1(
           for (int i = 0; i < kVector; ++i) {
             const float x_i = x_floats[step][i];
             const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
-            look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
-            look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
+            pass2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
+            pass2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
           }
         }
       }
       if (has_edge) {
         const float x_i = x_edge_float;
         const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
-        look2_x_shifted_sum[0] += x_minus_x_rough_mean_i;
-        look2_x_shifted_squares[0] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
+        pass2_x_shifted_sum[0] += x_minus_x_rough_mean_i;
+        pass2_x_shifted_squares[0] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
       }
 
-      look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-      look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-      look2 = Team::reduce(look2, look2_slots[parity]);
+      pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+      pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+      pass2 = Team::reduce(pass2, pass2_slots[parity]);
     }
     if (row_x_margin >= 0.0f) {
-      look2.x_shifted_sum = 0.0f;
-      look2.x_shifted_squares = row_x_left;
+      pass2.x_shifted_sum = 0.0f;
+      pass2.x_shifted_squares = row_x_left;
     }
-    const float row_x_shifted_mean = divide_by_remainder(look2.x_shifted_sum, kCols, 1.0f / kCols);
+    const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
     const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-    const float row_var = divide_by_remainder(row_var_sum, kCols, 1.0f / kCols);
+    const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+    const float row_var = Division::of(row_var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0) {
@@ -2790,7 +2480,7 @@ layernorm_fwd_bf16_team_per_row_5dd1(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2810,7 +2500,7 @@ layernorm_fwd_bf16_team_per_row_5dd1(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
     if (has_edge) {
@@ -2833,169 +2523,9 @@ layernorm_fwd_bf16_team_per_row_5dd1(
 }
 
 // layernorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_99ca(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
-  __shared__ typename Team::template Slots<Look2_a975> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_a922 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
-
-  // Look 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = divide_by_remainder(look1.x_rough_sum, kCols, 1.0f / kCols);
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
-
-  Look2_a975 look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
-  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = x_floats[step][i];
-          const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
-          look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
-          look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
-        }
-      }
-    }
-
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = divide_by_remainder(look2.x_shifted_sum, kCols, 1.0f / kCols);
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = divide_by_remainder(row_var_sum, kCols, 1.0f / kCols);
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_630c(
+layernorm_fwd_bf16_team_per_row_a2f7(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -3011,20 +2541,22 @@ layernorm_fwd_bf16_team_per_row_630c(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_9c44> look1_slots;
-  __shared__ typename Team::template Slots<Look2_d57a> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_f298> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -3032,18 +2564,18 @@ layernorm_fwd_bf16_team_per_row_630c(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -3054,19 +2586,20 @@ layernorm_fwd_bf16_team_per_row_630c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_9c44 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
+  Pass1_add0 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x), sum(x**2)
+  // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -3075,25 +2608,26 @@ layernorm_fwd_bf16_team_per_row_630c(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-  Look2_d57a look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
+  Pass2_f298 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {};
+  float pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+    // Pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -3102,24 +2636,24 @@ layernorm_fwd_bf16_team_per_row_630c(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = x_floats[step][i];
           const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
-          look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
-          look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
+          pass2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
+          pass2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
         }
       }
     }
 
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
+    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
   }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
   const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -3127,13 +2661,13 @@ layernorm_fwd_bf16_team_per_row_630c(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -3144,7 +2678,7 @@ layernorm_fwd_bf16_team_per_row_630c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -3152,10 +2686,10 @@ layernorm_fwd_bf16_team_per_row_630c(
 }
 
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_cc40(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_cluster_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -3169,30 +2703,31 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ Look1_5b01 look1_slots[2][kCluster * kWarps];
-  __shared__ Look2_1fb7 look2_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long look2_full[2];
+  __shared__ Pass1_d5b7 pass1_slots[2][kCluster * kWarps];
+  __shared__ Pass2_a18e pass2_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
+  __shared__ unsigned long long pass2_full[2];
   __shared__ unsigned long long arrived;
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
       blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look2_full[i], 1);
+      mbarrier_init(&pass2_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
@@ -3200,7 +2735,7 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
@@ -3235,8 +2770,8 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + own + step * kStride);
-      bias_held[step] = read<kVector>(bias + own + step * kStride);
+      weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      bias_held[step] = read<kVector>(bias + first_col + step * kStride);
     }
   }
 
@@ -3267,10 +2802,10 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
       stay_packed(bias_held[step]);
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_d5b7 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -3278,19 +2813,20 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_1fb7 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_a18e pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum((x - mean)**2)
+    // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -3298,14 +2834,14 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots, look2_full, trip);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = exchange_cluster<kWarps, kCluster>(pass2, pass2_slots, pass2_full, trip);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0) {
@@ -3313,7 +2849,7 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -3328,7 +2864,7 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -3341,8 +2877,8 @@ layernorm_fwd_bf16_cluster_per_row_cc40(
 
 // layernorm forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_team_per_row_f6b9(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -3358,82 +2894,84 @@ layernorm_fwd_bf16_any_cols_team_per_row_f6b9(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_d5b7 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1_x_sum[0] += x_i;
+    pass1_x_sum[0] += x_i;
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_a18e pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((x - mean)**2)
+  // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
+    pass2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0) {
@@ -3441,13 +2979,13 @@ layernorm_fwd_bf16_any_cols_team_per_row_f6b9(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read_window<kVector>(bias, column, cols, false) :
@@ -3462,7 +3000,7 @@ layernorm_fwd_bf16_any_cols_team_per_row_f6b9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -3649,53 +3187,53 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   64,   384,  8, 0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_0c41<Cols384_93fa>>}},
-    { 4096,   384,  8, 0u, 12u, false, {{256, 8}, run<layernorm_fwd_bf16_team_per_row_b729<Cols384_3a43>>}},
-    {   64,   512,  8, 0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols512_a08c>>}},
-    { 4096,   512,  8, 0u, 12u, false, {{64, 2}, run<layernorm_fwd_bf16_team_per_row_0c41<Cols512_4e47>>}},
-    {   64,   768,  8, 0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_0c41<Cols768_2437>>}},
+    {   64,   384,  8, 0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols384_93fa>>}},
+    { 4096,   384,  8, 0u, 12u, false, {{256, 8}, run<layernorm_fwd_bf16_team_per_row_5763<Cols384_3a43>>}},
+    {   64,   512,  8, 0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols512_a08c>>}},
+    { 4096,   512,  8, 0u, 12u, false, {{64, 2}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols512_4e47>>}},
+    {   64,   768,  8, 0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols768_2437>>}},
     { 4096,   768, 16, 0u, 12u, false, {{64, 2, false, 0, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_6677<Cols768_7f63>>}},
+     run<layernorm_fwd_bf16_team_per_row_cd36<Cols768_7f63>>}},
     { 8192,   768, 16, 0u,  0u, false, {{32, 2, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
+     run<layernorm_fwd_bf16_team_per_row_9c22<Cols768_d2ef>>}},
     { 8192,  1000, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 2},
-     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_62a2>>}},
-    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
+     run<layernorm_fwd_bf16_team_per_row_cd36<Cols1000_62a2>>}},
+    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols1000_177c>>}},
     {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_ce20<Cols1023_b9e4>>}},
-    {   64,  1024,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols1024_a447>>}},
+     run<layernorm_fwd_bf16_team_per_row_383c<Cols1023>>}},
+    {   64,  1024,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols1024_a447>>}},
     { 4096,  1024, 16, 0u, 12u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_a6d0<Cols1024_64fc>>}},
-    {   64,  1152,  8, 0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_0c41<Cols1152_293b>>}},
-    { 4096,  1152,  8, 0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_b729<Cols1152_b1e9>>}},
-    {   64,  1280,  8, 0u, 12u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_a9b1<Cols1280_8a57>>}},
+     run<layernorm_fwd_bf16_team_per_row_3b56<Cols1024_64fc>>}},
+    {   64,  1152,  8, 0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols1152_293b>>}},
+    { 4096,  1152,  8, 0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_5763<Cols1152_b1e9>>}},
+    {   64,  1280,  8, 0u, 12u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols1280_8a57>>}},
     { 4096,  1280,  8, 0u, 12u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_6677<Cols1280_ddb1>>}},
-    {   64,  1600,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3ebc<Cols1600_4ded>>}},
-    { 4096,  1600,  8, 0u, 12u, false, {{64, 2}, run<layernorm_fwd_bf16_team_per_row_b729<Cols1600_c6c1>>}},
-    {   64,  2560,  8, 0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols2560_8761>>}},
+     run<layernorm_fwd_bf16_team_per_row_cd36<Cols1280_ddb1>>}},
+    {   64,  1600,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_f4b0<Cols1600_4ded>>}},
+    { 4096,  1600,  8, 0u, 12u, false, {{64, 2}, run<layernorm_fwd_bf16_team_per_row_5763<Cols1600_c6c1>>}},
+    {   64,  2560,  8, 0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols2560_8761>>}},
     { 4096,  2560,  8, 0u, 12u, false, {{128, 4, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_a6d0<Cols2560_c6ef>>}},
-    { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
-    {    1,  4096, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_c8f5>>}},
-    {   64,  4096, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_7968>>}},
+     run<layernorm_fwd_bf16_team_per_row_3b56<Cols2560_c6ef>>}},
+    { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols3072>>}},
+    {    1,  4096, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols4096_c8f5>>}},
+    {   64,  4096, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols4096_7968>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
+     run<layernorm_fwd_bf16_team_per_row_9c22<Cols4096_c248>>}},
     { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 4, 1, 1, 0, 64},
-     run<layernorm_fwd_bf16_team_per_row_5dd1<Cols4097_7f30>>}},
-    { 4096,  6144, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_99ca<Cols6144_bde8>>}},
-    {   16,  8192, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_630c<Cols8192_3b92>>}},
-    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
+     run<layernorm_fwd_bf16_team_per_row_e6d4<Cols4097>>}},
+    { 4096,  6144, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_a2f7<Cols6144>>}},
+    {   16,  8192, 16, 0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_a2f7<Cols8192_3b92>>}},
+    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_5763<Cols8192_743e>>}},
     {    4, 16384, 16, 0u,  0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_22a4<Cols16384_f4bd>>}},
+     run<layernorm_fwd_bf16_team_per_row_3e5f<Cols16384>>}},
     { 2048, 65536, 16, 0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
-     run<layernorm_fwd_bf16_cluster_per_row_cc40<Cols65536_6e26>>}},
+     run<layernorm_fwd_bf16_cluster_per_row<Cols65536>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_team_per_row_f6b9<AnyCols_224d>>},
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_team_per_row_f6b9<AnyCols_0595>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -3765,7 +3303,7 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
     cudaStream_t stream = nullptr) {
   namespace k = layernorm_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

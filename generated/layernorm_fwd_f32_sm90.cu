@@ -31,7 +31,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.037, mean 0.0074, rstd 0.1. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "layernorm_fwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_fwd_f32(
@@ -144,11 +145,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -252,6 +253,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -285,13 +296,21 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -351,7 +370,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -361,59 +380,59 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven         all threads own kSteps of them
 // kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
-struct Cols768_669d : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
+struct Cols768 : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 64, kVector = 4, kEarlyParams = 1, kAhead = 1 };
 };
-struct Cols1024_e1d1 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols1024 : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 1024, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_5b01 {  // state of look 1: sum(x)
+struct Pass1_d5b7 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+  static __device__ __forceinline__ Pass1_d5b7 combine(const Pass1_d5b7& a, const Pass1_d5b7& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_d5b7 shuffle_xor(const Pass1_d5b7& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+struct Pass2_a18e {  // state of pass 2: sum((x - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+  static __device__ __forceinline__ Pass2_a18e combine(const Pass2_a18e& a, const Pass2_a18e& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_a18e shuffle_xor(const Pass2_a18e& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
-struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+struct Pass1_add0 {  // state of pass 1: sum(x), sum(x**2)
   float x_rough_sum, x_squares;
-  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+  static __device__ __forceinline__ Pass1_add0 combine(const Pass1_add0& a, const Pass1_add0& b) {
     return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_add0 shuffle_xor(const Pass1_add0& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
 
-struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+struct Pass2_3142 {  // state of pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
   float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+  static __device__ __forceinline__ Pass2_3142 combine(const Pass2_3142& a, const Pass2_3142& b) {
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_3142 shuffle_xor(const Pass2_3142& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_254a(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_f32_team_per_row_d563(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -428,20 +447,21 @@ layernorm_fwd_f32_team_per_row_254a(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> weight_held[kSteps];
   Vec<float, kVector> bias_held[kSteps];
@@ -450,14 +470,14 @@ layernorm_fwd_f32_team_per_row_254a(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Vec<float, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -465,15 +485,15 @@ layernorm_fwd_f32_team_per_row_254a(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -488,10 +508,10 @@ layernorm_fwd_f32_team_per_row_254a(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1_d5b7 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -499,19 +519,20 @@ layernorm_fwd_f32_team_per_row_254a(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_1fb7 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_a18e pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum((x - mean)**2)
+    // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -519,14 +540,14 @@ layernorm_fwd_f32_team_per_row_254a(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0 && active) {
@@ -534,13 +555,13 @@ layernorm_fwd_f32_team_per_row_254a(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -551,7 +572,7 @@ layernorm_fwd_f32_team_per_row_254a(
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
   }
@@ -560,10 +581,9 @@ layernorm_fwd_f32_team_per_row_254a(
 }
 
 // layernorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_87e9(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_f32_team_per_row_b1f5(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -579,20 +599,22 @@ layernorm_fwd_f32_team_per_row_87e9(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -600,17 +622,17 @@ layernorm_fwd_f32_team_per_row_87e9(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -621,19 +643,20 @@ layernorm_fwd_f32_team_per_row_87e9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_a922 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
+  Pass1_add0 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x), sum(x**2)
+  // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -641,25 +664,26 @@ layernorm_fwd_f32_team_per_row_87e9(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-  Look2_ee66 look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
+  Pass2_3142 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {};
+  float pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -667,24 +691,24 @@ layernorm_fwd_f32_team_per_row_87e9(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
+    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
   }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
   const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -692,13 +716,13 @@ layernorm_fwd_f32_team_per_row_87e9(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -709,7 +733,7 @@ layernorm_fwd_f32_team_per_row_87e9(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -718,8 +742,8 @@ layernorm_fwd_f32_team_per_row_87e9(
 
 // layernorm forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_team_per_row_5490(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_f32_any_cols_team_per_row(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -735,82 +759,84 @@ layernorm_fwd_f32_any_cols_team_per_row_5490(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* y_row = y + static_cast<long long>(row) * y_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1_d5b7 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1_x_sum[0] += x_i;
+    pass1_x_sum[0] += x_i;
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_a18e pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((x - mean)**2)
+  // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
+    pass2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0) {
@@ -818,13 +844,13 @@ layernorm_fwd_f32_any_cols_team_per_row_5490(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<float, kVector>(1.0f);
       const Vec<float, kVector> bias_vec = bias != nullptr ? read_window<kVector>(bias, column, cols, false) :
@@ -839,7 +865,7 @@ layernorm_fwd_f32_any_cols_team_per_row_5490(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1011,15 +1037,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8},
-     run<layernorm_fwd_f32_team_per_row_254a<Cols768_669d>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_87e9<Cols1024_e1d1>>}},
+    { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8}, run<layernorm_fwd_f32_team_per_row_d563<Cols768>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_b1f5<Cols1024>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_5490<AnyCols_ba44>>},
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_5490<AnyCols_0595>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row<AnyCols_ba44>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -1088,7 +1113,7 @@ inline cudaError_t layernorm_fwd_f32_pitched(
     long long x_pitch, int rows, int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = layernorm_fwd_f32_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -30,7 +30,8 @@
 //           stored dtype, over adversarial rows, on the GPU: q 1. More than 1 is refused; rounding to 16 bits or fewer
 //           alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "layernorm_to_int8_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::layernorm_to_int8_fwd_bf16(
@@ -274,11 +275,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -309,6 +310,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   pack(vec, values);
   return vec;
 }
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -368,11 +379,14 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
@@ -397,7 +411,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -408,38 +422,38 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols768_38f4 : Plain { using Team = Lanes<32, 4>;
+struct Cols768 : Plain { using Team = Lanes<32, 4>;
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_489f : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols4096 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
-struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_5b01 {  // state of look 1: sum(x)
+struct Pass1 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+struct Pass2 {  // state of pass 2: sum((x - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_to_int8_fwd_bf16_team_per_row_d44a(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -454,20 +468,22 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   int8* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -475,7 +491,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
@@ -483,12 +499,12 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -499,18 +515,18 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -518,20 +534,20 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2 pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((x - mean)**2)
+  // Pass 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -539,23 +555,23 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -567,7 +583,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
       }
       Vec<int8, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -576,8 +592,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_8dd4(
 
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_team_per_row_66be(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -591,20 +607,21 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
@@ -613,14 +630,14 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -628,15 +645,15 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     int8* q_row = q + static_cast<long long>(valid_row) * q_pitch;
     if (!kAhead) fetch(valid_row);
@@ -660,10 +677,10 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
       }
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -671,19 +688,20 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_1fb7 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2 pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum((x - mean)**2)
+    // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -691,23 +709,23 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
         float q_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -719,7 +737,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
         }
         Vec<int8, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + own + step * kStride, q_vec);
+        if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       }
     }
   }
@@ -729,8 +747,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_66be(
 
 // layernorm_to_int8 forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -745,14 +763,16 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -760,66 +780,66 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
 
   Team::announce();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2 pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((x - mean)**2)
+  // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
-      const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read<kVector>(bias + own + step * kStride) :
+      const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read<kVector>(bias + first_col + step * kStride) :
           filled<bfloat16, kVector>(0.0f);
       float q_values[kVector];
       #pragma unroll
@@ -832,7 +852,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92(
       }
       Vec<int8, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -989,14 +1009,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_8dd4<Cols768_38f4>>}},
+    {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_d44a<Cols768>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 4},
-     run<layernorm_to_int8_fwd_bf16_team_per_row_66be<Cols4096_489f>>}},
+     run<layernorm_to_int8_fwd_bf16_team_per_row_c9fd<Cols4096>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92<AnyCols_0595>>},
+    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -1066,7 +1086,7 @@ inline cudaError_t layernorm_to_int8_fwd_bf16_pitched(
     cudaStream_t stream = nullptr) {
   namespace k = layernorm_to_int8_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || q_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || q_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

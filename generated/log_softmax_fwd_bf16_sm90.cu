@@ -27,7 +27,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 1. More than 1 is refused; rounding to 16 bits or fewer
 //           alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "log_softmax_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::log_softmax_fwd_bf16(
@@ -326,11 +327,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -349,6 +350,16 @@ struct Block : Threads<kThreadsPerRow, 1> {
     __syncthreads();
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
   }
+};
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
 };
 
 // How a kernel and its neighbours in the stream overlap: not at all.
@@ -376,11 +387,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
@@ -397,7 +411,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -407,48 +421,48 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven         all threads own kSteps of them
 // kHeldSteps    vectors of a thread in registers
 // kCopiedCols   columns of a row that the copy engine brings
-struct Cols151936_2d34 : Plain { using Team = Block<1024>; using Load = EvictLast;
+struct Cols151936 : Plain { using Team = Block<1024>; using Load = EvictLast;
   enum : int { kCols = 151936, kThreads = 1024, kVector = 8, kUnroll = 4, kHeldSteps = 7 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_e134 {  // state of look 1: online_softmax(x)
+struct Pass1_3ef7 {  // state of pass 1: online_softmax(x)
   float row_max, row_sum;
-  static __device__ __forceinline__ Look1_e134 combine(const Look1_e134& a, const Look1_e134& b) {
+  static __device__ __forceinline__ Pass1_3ef7 combine(const Pass1_3ef7& a, const Pass1_3ef7& b) {
     const float new_max = maximum(a.row_max, b.row_max);
     return {new_max,
         exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
   }
-  static __device__ __forceinline__ Look1_e134 shuffle_xor(const Look1_e134& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_3ef7 shuffle_xor(const Pass1_3ef7& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
-struct Look1_697e {  // state of look 1: max(x)
+struct Pass1_6d84 {  // state of pass 1: max(x)
   float row_max;
-  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+  static __device__ __forceinline__ Pass1_6d84 combine(const Pass1_6d84& a, const Pass1_6d84& b) {
     return {maximum(a.row_max, b.row_max)};
   }
-  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_6d84 shuffle_xor(const Pass1_6d84& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_max, offset)};
   }
 };
 
-struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+struct Pass2 {  // state of pass 2: sum(exp(x - row_max))
   float row_sum;
-  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
     return {a.row_sum + b.row_sum};
   }
-  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
 // log_softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_team_per_row_d09d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+log_softmax_fwd_bf16_team_per_row(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -458,28 +472,29 @@ log_softmax_fwd_bf16_team_per_row_d09d(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
   Team::announce();
@@ -492,39 +507,39 @@ log_softmax_fwd_bf16_team_per_row_d09d(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
@@ -536,28 +551,28 @@ log_softmax_fwd_bf16_team_per_row_d09d(
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -566,12 +581,12 @@ log_softmax_fwd_bf16_team_per_row_d09d(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float y_part_i = x_i - look1.row_max;
-        y_values[i] = y_part_i - logf(look1.row_sum);
+        const float y_part_i = x_i - pass1.row_max;
+        y_values[i] = y_part_i - logf(pass1.row_sum);
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -585,12 +600,12 @@ log_softmax_fwd_bf16_team_per_row_d09d(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float y_part_i = x_i - look1.row_max;
-        y_values[i] = y_part_i - logf(look1.row_sum);
+        const float y_part_i = x_i - pass1.row_max;
+        y_values[i] = y_part_i - logf(pass1.row_sum);
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -599,8 +614,8 @@ log_softmax_fwd_bf16_team_per_row_d09d(
 
 // log_softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_any_cols_team_per_row_01dd(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+log_softmax_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -611,103 +626,104 @@ log_softmax_fwd_bf16_any_cols_team_per_row_01dd(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_6d84> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_697e look1 = {__int_as_float(0xff800000)};
+  Pass1_6d84 pass1 = {__int_as_float(0xff800000)};
 
-  // Look 1: max(x)
+  // Pass 1: max(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        pass1.row_max = maximum(pass1.row_max, x_i);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.row_max = maximum(look1.row_max, x_i);
+    pass1.row_max = maximum(pass1.row_max, x_i);
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  Look2_2916 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2 pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp(x - row_max))
+  // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
+        pass2_row_sum[i % kRunningSums] += expf(x_i - pass1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_row_sum[0] += expf(x_i - look1.row_max);
+    pass2_row_sum[0] += expf(x_i - pass1.row_max);
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float y_part_i = x_i - look1.row_max;
-        y_values[i] = y_part_i - logf(look2.row_sum);
+        const float y_part_i = x_i - pass1.row_max;
+        y_values[i] = y_part_i - logf(pass2.row_sum);
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     float y_values[1];
     const float x_i = element(x_vec, 0);
-    const float y_part_i = x_i - look1.row_max;
-    y_values[0] = y_part_i - logf(look2.row_sum);
+    const float y_part_i = x_i - pass1.row_max;
+    y_values[0] = y_part_i - logf(pass2.row_sum);
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -863,13 +879,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run<log_softmax_fwd_bf16_team_per_row_d09d<Cols151936_2d34>>}},
+     run<log_softmax_fwd_bf16_team_per_row<Cols151936>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_team_per_row_01dd<AnyCols_224d>>},
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_team_per_row_01dd<AnyCols_0595>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.
@@ -938,7 +954,7 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
     cudaStream_t stream = nullptr) {
   namespace k = log_softmax_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -34,8 +34,8 @@
 //           stored dtype, over adversarial rows, on the GPU: q 0.94, scale 0.21. More than 1 is refused; rounding to
 //           16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl and records/h100.jsonl: schedule, command and all figures of each line of the table;
-//           `normgen show` with --op, --shape, --dtype and --schedule prints its kernel and Config alone, byte for
-//           byte as they stand here
+//           `normgen show` with --op, --shape, --dtype and --schedule prints its kernel with the sizes written out,
+//           with --template as it stands here
 //
 // use       #include "quantize_to_fp8_group_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::quantize_to_fp8_group_fwd_bf16(
@@ -333,6 +333,11 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -351,6 +356,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -384,13 +394,21 @@ __device__ __forceinline__ float largest_magnitude(const Vec<T, N>& vec) {
   return maximum(element(largest, 0), element(largest, 1));
 }
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // How two values of a group become one.
@@ -424,18 +442,18 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
   static __device__ __forceinline__ void meet() {}
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
@@ -458,17 +476,17 @@ struct Cols5120_5643 : Plain { using Load = EvictLast;
 struct Cols5120_32ac : Plain { using Team = Threads<160, 1>;
   enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_b46f : Plain { using Team = Threads<128, 1>; using Load = NoAllocate;
+struct Cols5120_df4a : Plain { using Team = Threads<128, 1>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 5120, kThreads = 128, kVector = 8, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
+struct AnyCols : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-quantize_to_fp8_group_fwd_bf16_block_per_part_592a(
+quantize_to_fp8_group_fwd_bf16_block_per_part_ef4e(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -480,6 +498,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_592a(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -488,32 +507,32 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_592a(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x / kParts;
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -535,7 +554,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_592a(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -547,8 +566,8 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_592a(
 
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_block_per_part_2044(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+quantize_to_fp8_group_fwd_bf16_block_per_part_4c12(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -560,6 +579,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_2044(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -568,32 +588,32 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_2044(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x / kParts;
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -615,7 +635,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_2044(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -627,8 +647,8 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_2044(
 
 // quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+quantize_to_fp8_group_fwd_bf16_team_per_row_8d10(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -641,6 +661,7 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -649,35 +670,35 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -699,7 +720,7 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -710,10 +731,9 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
 }
 
 // quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-quantize_to_fp8_group_fwd_bf16_team_per_row_9e67(
+quantize_to_fp8_group_fwd_bf16_team_per_row_824f(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -726,6 +746,7 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_9e67(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -734,35 +755,35 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_9e67(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -779,7 +800,7 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_9e67(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -791,8 +812,8 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_9e67(
 
 // quantize_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -806,15 +827,16 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -823,14 +845,14 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float q_values[kVector];
       float x_absmax_g = 0.0f;
       #pragma unroll
@@ -848,7 +870,7 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -1008,20 +1030,20 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 8},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_592a<Cols5120_c3c2>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_ef4e<Cols5120_c3c2>>}},
     {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_592a<Cols5120_b533>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_ef4e<Cols5120_b533>>}},
     {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_592a<Cols5120_b533>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_ef4e<Cols5120_b533>>}},
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_2044<Cols5120_5643>>}},
-    {1024, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_0f61<Cols5120_32ac>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{128}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_9e67<Cols5120_b46f>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4c12<Cols5120_5643>>}},
+    {1024, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_8d10<Cols5120_32ac>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{128}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_824f<Cols5120_df4a>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a<AnyCols_577b>>},
+    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: none.
@@ -1091,7 +1113,8 @@ inline cudaError_t quantize_to_fp8_group_fwd_bf16_pitched(
     long long x_pitch, int rows, int cols, float amax_min, cudaStream_t stream = nullptr) {
   namespace k = quantize_to_fp8_group_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || cols % 128 != 0 || q_pitch < cols || scale_pitch < cols / 128 || x_pitch < cols;
+      rows < 0 || cols < 1 || cols % 128 != 0 || q_pitch < cols || scale_pitch < cols / 128 || x_pitch < cols ||
+      rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -46,7 +46,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 1. More than 1 is refused; rounding to 16
 //           bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_bwd_bf16(
@@ -262,11 +263,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -292,11 +293,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -310,11 +311,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -500,6 +501,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -568,11 +579,14 @@ __device__ __forceinline__ void add_partial_rows(
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -618,6 +632,13 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -645,7 +666,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -674,70 +695,70 @@ struct Cols128_ab0a : Plain { using Team = Lanes<8, 16>; using Chain = EarlyAtEn
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols768_d87c : Plain { using Team = Lanes<32, 16>; using Load = NoAllocate;
+struct Cols768 : Plain { using Team = Lanes<32, 16>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 16,
       kSumVector = 4, kCells = 8 };
 };
-struct Cols1024_a83f : Plain { using Team = Beside<64, 2>;
+struct Cols1024 : Plain { using Team = Beside<64, 2>;
   enum : int { kCols = 1024, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 4, kCells = 8 };
 };
-struct Cols2048_f5ce : Plain { using Team = Beside<128, 4>;
+struct Cols2048 : Plain { using Team = Beside<128, 4>;
   enum : int { kCols = 2048, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols2880_04df : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols2880 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 2880, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
       kSumVector = 8, kCells = 16 };
 };
-struct Cols3072_fd64 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols3072 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 3072, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
       kSumVector = 8, kCells = 16 };
 };
-struct Cols3584_e763 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols3584 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 3584, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
       kSumVector = 8, kCells = 16 };
 };
-struct Cols4096_566d : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols4096 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 16 };
 };
-struct Cols4097_fe6a : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols4097 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd; using Division = RemainderDivision;
   enum : int { kCols = 4097, kThreads = 512, kVector = 4, kUnit = 64, kEarlyParams = 1, kPackedParams = 0,
       kFirstInside = 0, kAhead = 1, kGroups = 2, kSumVector = 1, kCells = 16 };
 };
-struct Cols5120_6be9 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols5120 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 5120, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols7168_5039 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
+struct Cols7168 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 2,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols8192_7475 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
+struct Cols8192 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 2,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols32768_531f : Plain { using Chain = EarlyAtEnd;
+struct Cols32768 : Plain { using Chain = EarlyAtEnd;
   enum : int { kCols = 32768, kThreads = 128, kCluster = 8, kVector = 8, kAhead = 1, kSumVector = 8, kCells = 32 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat)
   float dxhat_xhat_sum;
-  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
   }
-  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
   }
 };
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_e1b5(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_8984(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -753,6 +774,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -760,15 +782,15 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -776,7 +798,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -788,7 +810,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -798,16 +820,16 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -831,16 +853,16 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -848,21 +870,21 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -876,7 +898,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -896,6 +918,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -904,8 +927,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
   }
@@ -928,7 +950,7 @@ rmsnorm_bwd_bf16_team_per_row_e1b5(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_finish_7a1a(
+rmsnorm_bwd_bf16_finish(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -953,10 +975,10 @@ rmsnorm_bwd_bf16_finish_7a1a(
 }
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_23f0(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_d68e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -972,6 +994,7 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -979,19 +1002,19 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
       static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
       (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -999,7 +1022,7 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -1011,7 +1034,7 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1021,16 +1044,16 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
 
   for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1057,16 +1080,16 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = computed_once(element(dy_held[step], i));
@@ -1077,16 +1100,16 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
           dy_floats[step][i] = dy_i;
           dxhat_floats[step][i] = dxhat_i;
           xhat_floats[step][i] = xhat_i;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1102,7 +1125,7 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1122,6 +1145,7 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -1130,8 +1154,7 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
   }
@@ -1153,8 +1176,8 @@ rmsnorm_bwd_bf16_team_per_row_23f0(
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_0383(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_7bed(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1170,6 +1193,7 @@ rmsnorm_bwd_bf16_team_per_row_0383(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1177,15 +1201,15 @@ rmsnorm_bwd_bf16_team_per_row_0383(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1193,7 +1217,7 @@ rmsnorm_bwd_bf16_team_per_row_0383(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -1205,7 +1229,7 @@ rmsnorm_bwd_bf16_team_per_row_0383(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1215,16 +1239,16 @@ rmsnorm_bwd_bf16_team_per_row_0383(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1251,16 +1275,16 @@ rmsnorm_bwd_bf16_team_per_row_0383(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = computed_once(element(dy_held[step], i));
@@ -1271,16 +1295,16 @@ rmsnorm_bwd_bf16_team_per_row_0383(
           dy_floats[step][i] = dy_i;
           dxhat_floats[step][i] = dxhat_i;
           xhat_floats[step][i] = xhat_i;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1296,7 +1320,7 @@ rmsnorm_bwd_bf16_team_per_row_0383(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1316,6 +1340,7 @@ rmsnorm_bwd_bf16_team_per_row_0383(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -1324,8 +1349,7 @@ rmsnorm_bwd_bf16_team_per_row_0383(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
   }
@@ -1347,8 +1371,8 @@ rmsnorm_bwd_bf16_team_per_row_0383(
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_5e34(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_aad1(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1364,21 +1388,22 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1386,7 +1411,7 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -1397,7 +1422,7 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1407,16 +1432,16 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1440,16 +1465,16 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1457,21 +1482,21 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1485,7 +1510,7 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1511,8 +1536,8 @@ rmsnorm_bwd_bf16_team_per_row_5e34(
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_61f8(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_7019(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1528,6 +1553,7 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1537,25 +1563,25 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
+  const int block_row = Team::block_row();  // this thread's row within the block
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
-  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + block_row), rows - 1);
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&dy[0]) / sizeof(bfloat16) % kVector +
       static_cast<long long>(own_row) * dy_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -1583,9 +1609,9 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
   Vec<bfloat16, 1> dy_edge_next = {};
   Vec<bfloat16, 1> x_edge_next = {};
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const int fetched_row = first_row + block_row < rows ? first_row + block_row : own_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     rstd_next = rstd[fetched_row];
@@ -1594,8 +1620,8 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
     if (has_edge) {
@@ -1606,8 +1632,8 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    // idle rows recompute their lane's first row and store nothing
+    const int row = first_row + block_row;
+    // threads past the last row redo their lane's first row and store nothing
     const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
@@ -1642,11 +1668,11 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1664,7 +1690,7 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
           dy_floats[step][i] = dy_i;
           dxhat_floats[step][i] = dxhat_i;
           xhat_floats[step][i] = xhat_i;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
@@ -1678,14 +1704,14 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
       dy_edge_float = dy_i;
       dxhat_edge_float = dxhat_i;
       xhat_edge_float = xhat_i;
-      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = divide_by_remainder(look1.dxhat_xhat_sum, kCols, 1.0f / kCols);
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1701,7 +1727,7 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1727,12 +1753,12 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
       const int column = head + vector * kVector;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][column + i] = dweight_sum[step][i];
+        group_sums[block_row][0][column + i] = dweight_sum[step][i];
       }
     }
   }
   if (has_edge) {
-    group_sums[slot][0][edge] = dweight_edge_sum;
+    group_sums[block_row][0][edge] = dweight_edge_sum;
   }
 
   float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
@@ -1751,10 +1777,10 @@ rmsnorm_bwd_bf16_team_per_row_61f8(
 }
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_2138(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_6101(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1770,25 +1796,26 @@ rmsnorm_bwd_bf16_team_per_row_2138(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
       static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
       (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1796,7 +1823,7 @@ rmsnorm_bwd_bf16_team_per_row_2138(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -1807,7 +1834,7 @@ rmsnorm_bwd_bf16_team_per_row_2138(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -1817,16 +1844,16 @@ rmsnorm_bwd_bf16_team_per_row_2138(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
 
   for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1850,16 +1877,16 @@ rmsnorm_bwd_bf16_team_per_row_2138(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1867,21 +1894,21 @@ rmsnorm_bwd_bf16_team_per_row_2138(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1895,7 +1922,7 @@ rmsnorm_bwd_bf16_team_per_row_2138(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -1920,10 +1947,10 @@ rmsnorm_bwd_bf16_team_per_row_2138(
 }
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_771f(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_5237(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1938,6 +1965,7 @@ rmsnorm_bwd_bf16_team_per_row_771f(
   using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1945,12 +1973,12 @@ rmsnorm_bwd_bf16_team_per_row_771f(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
       static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
       (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
@@ -1959,7 +1987,7 @@ rmsnorm_bwd_bf16_team_per_row_771f(
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
@@ -1972,9 +2000,9 @@ rmsnorm_bwd_bf16_team_per_row_771f(
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            dy_row + own + step * kStride);
+            dy_row + first_col + step * kStride);
         copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            x_row + own + step * kStride);
+            x_row + first_col + step * kStride);
       }
     }
   };
@@ -1998,7 +2026,7 @@ rmsnorm_bwd_bf16_team_per_row_771f(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -2007,8 +2035,8 @@ rmsnorm_bwd_bf16_team_per_row_771f(
   float dweight_sum[kSteps][kVector] = {};
 
   for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     const float row_rstd = rstd_next;
@@ -2039,16 +2067,16 @@ rmsnorm_bwd_bf16_team_per_row_771f(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -2056,21 +2084,21 @@ rmsnorm_bwd_bf16_team_per_row_771f(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2084,7 +2112,7 @@ rmsnorm_bwd_bf16_team_per_row_771f(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -2111,8 +2139,8 @@ rmsnorm_bwd_bf16_team_per_row_771f(
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_c8b2(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_team_per_row_d0f2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -2127,6 +2155,7 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
   using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -2134,17 +2163,17 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
@@ -2157,9 +2186,9 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            dy_row + own + step * kStride);
+            dy_row + first_col + step * kStride);
         copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            x_row + own + step * kStride);
+            x_row + first_col + step * kStride);
       }
     }
   };
@@ -2183,7 +2212,7 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -2192,8 +2221,8 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
   float dweight_sum[kSteps][kVector] = {};
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     const float row_rstd = rstd_next;
@@ -2224,16 +2253,16 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
       }
     }
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -2241,21 +2270,21 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2269,7 +2298,7 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -2295,10 +2324,10 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
 }
 
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_758d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_cluster_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -2313,32 +2342,33 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  __shared__ Look1_d77f look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
       blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
@@ -2346,7 +2376,7 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -2356,8 +2386,8 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
@@ -2382,16 +2412,16 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
     const int next_row = row - gridDim.x / kCluster;
     if (kAhead && next_row >= 0) fetch(next_row);
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -2399,21 +2429,21 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2427,7 +2457,7 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -2453,8 +2483,8 @@ rmsnorm_bwd_bf16_cluster_per_row_758d(
 
 // rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -2472,42 +2502,43 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int own = head + lane * kVector;
+    const int first_col = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
@@ -2517,7 +2548,7 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
@@ -2530,21 +2561,21 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
-      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
@@ -2560,7 +2591,7 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -2787,55 +2818,42 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_3381>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_3381>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols128_3381>, rmsnorm_bwd_bf16_finish<Cols128_3381>>}},
     {1048576,   128, 16, 0u, 0u, false, {{128, 16, true, 0, 1, 4, 1, 1, 2048}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_23f0<Cols128_ab0a>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_ab0a>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_d68e<Cols128_ab0a>, rmsnorm_bwd_bf16_finish<Cols128_ab0a>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols768_d87c>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_d87c>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols768>, rmsnorm_bwd_bf16_finish<Cols768>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_23f0<Cols1024_a83f>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a83f>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_d68e<Cols1024>, rmsnorm_bwd_bf16_finish<Cols1024>>}},
     {   4096,  2048, 16, 0u, 0u, false, {{512, 4, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_0383<Cols2048_f5ce>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols2048_f5ce>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_7bed<Cols2048>, rmsnorm_bwd_bf16_finish<Cols2048>>}},
     {   4096,  2880, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4}, {512, 1, true, 180}, {0, 0, 11520},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5e34<Cols2880_04df>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols2880_04df>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_aad1<Cols2880>, rmsnorm_bwd_bf16_finish<Cols2880>>}},
     {   4096,  3072, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4}, {512, 1, true, 192}, {0, 0, 12288},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5e34<Cols3072_fd64>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols3072_fd64>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_aad1<Cols3072>, rmsnorm_bwd_bf16_finish<Cols3072>>}},
     {   4096,  3584, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 224}, {0, 0, 14336},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5e34<Cols3584_e763>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols3584_e763>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_aad1<Cols3584>, rmsnorm_bwd_bf16_finish<Cols3584>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols4096_566d>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols4096_566d>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols4096>, rmsnorm_bwd_bf16_finish<Cols4096>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 32}, {512, 1, true, 258},
-     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_61f8<Cols4097_fe6a>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols4097_fe6a>>}},
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_7019<Cols4097>,
+     rmsnorm_bwd_bf16_finish<Cols4097>>}},
     {   4096,  5120, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 160}, {0, 0, 20480},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_2138<Cols5120_6be9>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols5120_6be9>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_6101<Cols5120>, rmsnorm_bwd_bf16_finish<Cols5120>>}},
     {   4096,  7168, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 224}, {0, 0, 28672},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_771f<Cols7168_5039>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols7168_5039>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5237<Cols7168>, rmsnorm_bwd_bf16_finish<Cols7168>>}},
     {   4096,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_771f<Cols8192_7475>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_5237<Cols8192>, rmsnorm_bwd_bf16_finish<Cols8192>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_c8b2<Cols8192_7475>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_d0f2<Cols8192>, rmsnorm_bwd_bf16_finish<Cols8192>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4, 8}, {512, 1, true, 1024}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_758d<Cols32768_531f>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols32768_531f>>}},
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row<Cols32768>, rmsnorm_bwd_bf16_finish<Cols32768>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3<AnyCols_224d>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3<AnyCols_0595>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0}, run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0}, run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -2926,7 +2944,7 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
     int rows, int cols, void* workspace, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_bwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   const bool missing =
       (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||

@@ -30,7 +30,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dx 0.32, dweight 0.44. More than 1 is refused; rounding
 //           to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_bwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_bwd_f32(
@@ -169,11 +170,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -296,6 +297,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -371,11 +382,14 @@ __device__ __forceinline__ void add_partial_rows(
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -440,7 +454,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kCluster      blocks that share a row; or blocks that fill a partial row together
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
@@ -454,27 +468,27 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kSumVector    columns whose sums lie kSumVectors cells apart
 // kCells        sums that a block adds
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_bdec : Plain {
+struct Cols4096 : Plain {
   enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 2, kAhead = 1, kSumVector = 2, kCells = 16 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat)
   float dxhat_xhat_sum;
-  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
   }
-  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
   }
 };
 
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_cluster_per_row_65af(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_f32_cluster_per_row(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -489,32 +503,33 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  __shared__ Look1_d77f look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  // the last of this walker's tiles comes first
+  const int first_col = lane * kVector;  // of this thread's first vector
+  // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
       blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> weight_held[kSteps];
 
@@ -522,7 +537,7 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + own + step * kStride);
+      weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
   }
 
@@ -532,7 +547,7 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
   Vec<float, kVector> dy_next[kSteps];
   Vec<float, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -542,8 +557,8 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
@@ -568,11 +583,11 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
     const int next_row = row - gridDim.x / kCluster;
     if (kAhead && next_row >= 0) fetch(next_row);
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -584,16 +599,16 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -611,7 +626,7 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -638,7 +653,7 @@ rmsnorm_bwd_f32_cluster_per_row_65af(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_f32_finish_acf1(
+rmsnorm_bwd_f32_finish(
     float* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -664,8 +679,8 @@ rmsnorm_bwd_f32_finish_acf1(
 
 // rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_team_per_row_3660(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_f32_any_cols_team_per_row(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -683,42 +698,43 @@ rmsnorm_bwd_f32_any_cols_team_per_row_3660(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int own = head + lane * kVector;
+    const int first_col = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         #pragma unroll
@@ -728,7 +744,7 @@ rmsnorm_bwd_f32_any_cols_team_per_row_3660(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
@@ -741,21 +757,21 @@ rmsnorm_bwd_f32_any_cols_team_per_row_3660(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
-      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         float dx_values[kVector];
@@ -771,7 +787,7 @@ rmsnorm_bwd_f32_any_cols_team_per_row_3660(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -998,16 +1014,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 0u, false, {{128, 1, false, 0, 1, 3, 2}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_65af<Cols4096_bdec>,
-     rmsnorm_bwd_f32_finish_acf1<Cols4096_bdec>>}},
+     run_and_finish<rmsnorm_bwd_f32_cluster_per_row<Cols4096>, rmsnorm_bwd_f32_finish<Cols4096>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_3660<AnyCols_ba44>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_3660<AnyCols_0595>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0}, run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row<AnyCols_ba44>>},
+    {{256, 1, false, 0, 1}, {}, {128, 4, 0}, run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1098,7 +1111,7 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
     cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_bwd_f32_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   const bool missing =
       (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||

@@ -97,7 +97,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.23. More than 1 is refused; rounding to 16
 //           bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_fwd_bf16(
@@ -352,11 +353,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -382,11 +383,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -400,11 +401,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -530,6 +531,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -538,7 +547,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -573,7 +582,7 @@ struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
   template <typename State> using Slots = StatesOfWarps<kStates, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     const unsigned lane = threadIdx.x % 32;
     if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
     cluster_arrive();
@@ -650,6 +659,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -666,13 +685,21 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -718,6 +745,13 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -740,7 +774,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -755,7 +789,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kCluster       blocks that share a row
 // kUnroll        steps that a loop does in a trip
-struct Cols64_1347 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate;
+struct Cols64 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
 struct Cols128_8439 : Plain { using Team = Lanes<32, 8>;
@@ -770,10 +804,10 @@ struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
 struct Cols128_5429 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_4991 : Plain { using Team = Lanes<16, 16>; using Load = NoAllocate;
+struct Cols128_1d41 : Plain { using Team = Lanes<16, 16>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_09e4 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate;
+struct Cols256 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate;
   enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols512_cf19 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
@@ -848,7 +882,7 @@ struct Cols3584_dff7 : Plain { using Team = Block<256>; using Params = Ahead;
 struct Cols3584_ddf4 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4095_92de : Plain { using Team = Block<128>;
+struct Cols4095 : Plain { using Team = Block<128>; using Order = LastRowsFirst;
   enum : int { kCols = 4095, kThreads = 128, kVector = 8, kUnit = 64, kEarlyParams = 1, kFirstInside = 0 };
 };
 struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
@@ -860,10 +894,10 @@ struct Cols4096_ffa9 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4096_ffb4 : Plain { using Team = Block<64>; using Load = NoAllocate;
+struct Cols4096_5909 : Plain { using Team = Block<64>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_a79b : Plain { using Team = Block<256>; using Load = NoAllocate;
+struct Cols4096_ff7b : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kUnit = 64, kEarlyParams = 1, kFirstInside = 1 };
 };
 struct Cols5120_91f9 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
@@ -875,31 +909,31 @@ struct Cols5120_8bed : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols5120_954c : Plain { using Team = Block<64>; using Load = NoAllocate;
+struct Cols5120_ad5f : Plain { using Team = Block<64>; using Load = NoAllocate; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 5120, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_091f : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+struct Cols6144_48e7 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_06ad : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+struct Cols6144_9f99 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols6144_5305 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols6144_cb23 : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 6144, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_3ec0 : Plain { using Team = BroadcastBlock<512>;
+struct Cols7168_fda8 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_d334 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_fe33 : Plain { using Team = Block<256>; using Load = NoAllocate;
+struct Cols7168_cdaf : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_1639 : Plain { using Team = Block<256>;
+struct Cols7168_fb54 : Plain { using Team = Block<256>; using Order = LastRowsFirst;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8191_9bc0 : Plain { using Team = Block<256>;
+struct Cols8191 : Plain { using Team = Block<256>; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 8191, kThreads = 256, kVector = 4, kUnit = 64, kEarlyParams = 1, kFirstInside = 0 };
 };
 struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
@@ -911,7 +945,7 @@ struct Cols8192_1d3a : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols8192_21a0 : Plain { using Team = Block<512>; using Load = NoAllocate;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_1185 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols8192_1880 : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 8192, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
@@ -920,10 +954,10 @@ struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; 
 struct Cols12288_0cc1 : Plain { using Team = BroadcastCluster<8, 128>; using Load = EvictLast;
   enum : int { kCols = 12288, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols12288_041e : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+struct Cols12288_2b05 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 12288, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols12288_f3d5 : Plain { using Team = Block<256>; using Load = NoAllocate;
+struct Cols12288_244e : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 12288, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
@@ -932,46 +966,32 @@ struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = N
 struct Cols16384_adc5 : Plain { using Team = Block<512>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_6f3c : Plain { using Team = Block<256>;
+struct Cols16384_1d16 : Plain { using Team = Block<256>; using Order = LastRowsFirst;
   enum : int { kCols = 16384, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols32768_b62d : Plain { using Team = Block<256>; using Load = EvictLast;
+struct Cols32768 : Plain { using Team = Block<256>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols131072_3e88 : Plain { using Load = EvictLast;
+struct Cols131072 : Plain { using Load = EvictLast;
   enum : int { kCols = 131072, kThreads = 128, kCluster = 16, kVector = 8, kAhead = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_57d9 {  // state of look 1: sum(x**2)
+struct Pass1 {  // state of pass 1: sum(x**2)
   float x_squares;
-  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
 
-struct Look1_dbdc {  // state of look 1: sum(x**2)
-  float x_squares;
-  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
-    return {a.x_squares + b.x_squares};
-  }
-  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
 // rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_fb6f(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_1d43(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -985,36 +1005,38 @@ rmsnorm_fwd_bf16_team_per_row_fb6f(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1024,17 +1046,18 @@ rmsnorm_fwd_bf16_team_per_row_fb6f(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1042,26 +1065,26 @@ rmsnorm_fwd_bf16_team_per_row_fb6f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1071,229 +1094,7 @@ rmsnorm_fwd_bf16_team_per_row_fb6f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_f200(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_4b0b(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1303,7 +1104,7 @@ rmsnorm_fwd_bf16_team_per_row_4b0b(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_d6d5(
+rmsnorm_fwd_bf16_team_per_row_4480(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1317,36 +1118,39 @@ rmsnorm_fwd_bf16_team_per_row_d6d5(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1356,54 +1160,56 @@ rmsnorm_fwd_bf16_team_per_row_d6d5(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1412,8 +1218,8 @@ rmsnorm_fwd_bf16_team_per_row_d6d5(
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_7d8b(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_ccce(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1426,20 +1232,21 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1447,13 +1254,13 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1461,15 +1268,15 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1490,10 +1297,11 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
       }
     }
 
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x**2)
+    // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1501,25 +1309,25 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1529,7 +1337,7 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -1542,7 +1350,7 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_e8ca(
+rmsnorm_fwd_bf16_team_per_row_1db5(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1556,119 +1364,8 @@ rmsnorm_fwd_bf16_team_per_row_e8ca(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_ca57(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1676,29 +1373,29 @@ rmsnorm_fwd_bf16_team_per_row_ca57(
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
@@ -1706,12 +1403,12 @@ rmsnorm_fwd_bf16_team_per_row_ca57(
   float x_edge_float = 0.0f;
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
   if (has_edge) {
@@ -1736,10 +1433,11 @@ rmsnorm_fwd_bf16_team_per_row_ca57(
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1748,26 +1446,26 @@ rmsnorm_fwd_bf16_team_per_row_ca57(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const float x_i = computed_once(element(x_edge, 0));
     x_edge_float = x_i;
-    look1_x_squares[0] += x_i * x_i;
+    pass1_x_squares[0] += x_i * x_i;
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1784,7 +1482,7 @@ rmsnorm_fwd_bf16_team_per_row_ca57(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1803,8 +1501,8 @@ rmsnorm_fwd_bf16_team_per_row_ca57(
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_c6b8(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_f1ac(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1817,20 +1515,21 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1838,13 +1537,13 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1852,15 +1551,15 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1882,10 +1581,11 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
       }
     }
 
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x**2)
+    // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1894,25 +1594,25 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1922,7 +1622,7 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -1933,10 +1633,9 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
 }
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_4063(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_f2f1(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1950,6 +1649,8 @@ rmsnorm_fwd_bf16_team_per_row_4063(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -1957,40 +1658,40 @@ rmsnorm_fwd_bf16_team_per_row_4063(
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
   if (has_edge) {
@@ -2015,10 +1716,11 @@ rmsnorm_fwd_bf16_team_per_row_4063(
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -2026,25 +1728,25 @@ rmsnorm_fwd_bf16_team_per_row_4063(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const float x_i = element(x_edge, 0);
-    look1_x_squares[0] += x_i * x_i;
+    pass1_x_squares[0] += x_i * x_i;
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -2061,7 +1763,7 @@ rmsnorm_fwd_bf16_team_per_row_4063(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -2069,712 +1771,6 @@ rmsnorm_fwd_bf16_team_per_row_4063(
     float y_values[1];
     const float x_i = element(x_edge, 0);
     const float weight_i = element(weight_edge, 0);
-    y_values[0] = x_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    if (active) write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_d437(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_b15d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_dcfa(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_669e(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_99e6(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_906d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
-      kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
-      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
-      (x_row - x)) % kUnit);
-  const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
-  const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < kCols;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, 1> x_edge = {};
-  float x_floats[kSteps][kVector];
-  float x_edge_float = 0.0f;
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-  if (has_edge) {
-    x_edge = read<1, Load>(x_row + edge);
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, 1> weight_edge = {};
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
-      }
-    }
-    if (has_edge) {
-      weight_edge = read<1>(weight + edge);
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const float x_i = computed_once(element(x_edge, 0));
-    x_edge_float = x_i;
-    look1_x_squares[0] += x_i * x_i;
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      if (!kEarlyParams) weight_held[step] =
-          read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-  if (has_edge) {
-    if (!kEarlyParams) weight_edge = read<1>(weight + edge);
-    float y_values[1];
-    const float weight_i = element(weight_edge, 0);
-    const float x_i = x_edge_float;
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
@@ -2786,8 +1782,8 @@ rmsnorm_fwd_bf16_team_per_row_906d(
 
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_4cd4(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_cluster_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -2799,30 +1795,31 @@ rmsnorm_fwd_bf16_cluster_per_row_4cd4(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ Look1_57d9 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -2830,7 +1827,7 @@ rmsnorm_fwd_bf16_cluster_per_row_4cd4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
@@ -2857,14 +1854,15 @@ rmsnorm_fwd_bf16_cluster_per_row_4cd4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
 
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x**2)
+    // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2872,20 +1870,20 @@ rmsnorm_fwd_bf16_cluster_per_row_4cd4(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     if (lane == 0) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -2899,7 +1897,7 @@ rmsnorm_fwd_bf16_cluster_per_row_4cd4(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -2911,8 +1909,8 @@ rmsnorm_fwd_bf16_cluster_per_row_4cd4(
 
 // rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_team_per_row_888f(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -2926,67 +1924,70 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_888f(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1_x_squares[0] += x_i * x_i;
+    pass1_x_squares[0] += x_i * x_i;
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
   if (lane == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
@@ -2998,7 +1999,7 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_888f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -3180,86 +2181,86 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols64_1347>>}},
-    {    32,    128,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_8439>>}},
-    {  2048,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_dc93>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_957a>>}},
-    {131072,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_5429>>}},
-    {262144,    128, 16, 0u, 2u, false, {{256, 16}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols128_4991>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols256_09e4>>}},
-    {    64,    512, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols512_cf19>>}},
-    {  4096,    512, 16, 0u, 2u, false, {{64, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols512_1df2>>}},
-    {     1,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols896_9bda>>}},
-    {    64,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols896_9bda>>}},
-    {  4096,    896, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols896_83b1>>}},
-    {     1,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols1024_59af>>}},
-    {    64,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols1024_ff38>>}},
-    {  4096,   1024,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols1024_1952>>}},
-    {     1,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols1536_db42>>}},
-    {    64,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols1536_9649>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols64>>}},
+    {    32,    128,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_8439>>}},
+    {  2048,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_dc93>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_957a>>}},
+    {131072,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_5429>>}},
+    {262144,    128, 16, 0u, 2u, false, {{256, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_1d41>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols256>>}},
+    {    64,    512, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols512_cf19>>}},
+    {  4096,    512, 16, 0u, 2u, false, {{64, 2}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols512_1df2>>}},
+    {     1,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols896_9bda>>}},
+    {    64,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols896_9bda>>}},
+    {  4096,    896, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols896_83b1>>}},
+    {     1,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1024_59af>>}},
+    {    64,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1024_ff38>>}},
+    {  4096,   1024,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols1024_1952>>}},
+    {     1,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1536_db42>>}},
+    {    64,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1536_9649>>}},
     {  4096,   1536, 16, 0u, 2u, false, {{64, 2, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols1536_604b>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
-    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
-    {  4096,   2048, 16, 0u, 2u, false, {{256, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_1467>>}},
-    {     1,   2560,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols2560_cce8>>}},
-    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols2560_6340>>}},
-    {  4096,   2560,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2560_eda7>>}},
-    {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols2880_97a1>>}},
-    {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2880_fa27>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_ccce<Cols1536_604b>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2048_9b2e>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2048_c541>>}},
+    {  4096,   2048, 16, 0u, 2u, false, {{256, 2}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2048_1467>>}},
+    {     1,   2560,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2560_cce8>>}},
+    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2560_6340>>}},
+    {  4096,   2560,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2560_eda7>>}},
+    {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2880_97a1>>}},
+    {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2880_fa27>>}},
     {  4096,   2880, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols2880_402b>>}},
-    {     1,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols3072_4e48>>}},
-    {    64,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols3072_4e48>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_ccce<Cols2880_402b>>}},
+    {     1,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3072_4e48>>}},
+    {    64,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3072_4e48>>}},
     {  4096,   3072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols3072_37f3>>}},
-    {     1,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_e8ca<Cols3584_a3f3>>}},
-    {    64,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols3584_dff7>>}},
-    {  4096,   3584,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols3584_ddf4>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_ca57<Cols4095_92de>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols4096_ffa9>>}},
-    {    64,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_ccce<Cols3072_37f3>>}},
+    {     1,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols3584_a3f3>>}},
+    {    64,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3584_dff7>>}},
+    {  4096,   3584,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3584_ddf4>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1db5<Cols4095>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_6ca1>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_ffa9>>}},
+    {    64,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_6ca1>>}},
     {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
-    {  8192,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols4096_ffb4>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4063<Cols4096_a79b>>}},
-    {     1,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols5120_91f9>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
-    {    64,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
-    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
-    {  4096,   5120,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_d437<Cols5120_954c>>}},
-    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_b15d<Cols6144_091f>>}},
-    {    64,   6144, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_dcfa<Cols6144_06ad>>}},
-    {  4096,   6144,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols6144_5305>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_669e<Cols7168_3ec0>>}},
-    {    64,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols7168_d334>>}},
-    {  4096,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols7168_fe33>>}},
-    {  8192,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_99e6<Cols7168_1639>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_906d<Cols8191_9bc0>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_fe45>>}},
-    {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_1d3a>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols8192_21a0>>}},
-    {  4096,   8192,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols8192_1185>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_3736>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_f1ac<Cols4096_44a5>>}},
+    {  8192,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_5909>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f2f1<Cols4096_ff7b>>}},
+    {     1,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_91f9>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_8bed>>}},
+    {    64,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_8bed>>}},
+    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_5c09>>}},
+    {  4096,   5120,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_ad5f>>}},
+    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols6144_48e7>>}},
+    {    64,   6144, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols6144_9f99>>}},
+    {  4096,   6144,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols6144_cb23>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols7168_fda8>>}},
+    {    64,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols7168_d334>>}},
+    {  4096,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols7168_cdaf>>}},
+    {  8192,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols7168_fb54>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1db5<Cols8191>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_fe45>>}},
+    {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_1d3a>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols8192_21a0>>}},
+    {  4096,   8192,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_1880>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_3736>>}},
     {     1,  12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols12288_0cc1>>}},
-    {    64,  12288, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_dcfa<Cols12288_041e>>}},
-    {  4096,  12288,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols12288_f3d5>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols12288_0cc1>>}},
+    {    64,  12288, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols12288_2b05>>}},
+    {  4096,  12288,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols12288_244e>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_a733>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_adc5>>}},
-    {  4096,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols16384_6f3c>>}},
-    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols32768_b62d>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols16384_a733>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols16384_adc5>>}},
+    {  4096,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols16384_1d16>>}},
+    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols32768>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
-     run<rmsnorm_fwd_bf16_cluster_per_row_4cd4<Cols131072_3e88>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row<Cols131072>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_888f<AnyCols_224d>>},
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_888f<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -3328,7 +2329,7 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
     long long x_pitch, int rows, int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

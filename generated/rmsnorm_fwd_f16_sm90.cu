@@ -28,7 +28,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, rstd 0.082. More than 1 is refused; rounding to
 //           16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_fwd_f16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_fwd_f16(
@@ -148,11 +149,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -256,6 +257,11 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float16, N>& vec, int i) {
@@ -272,6 +278,11 @@ __device__ __forceinline__ void pack(Vec<float16, N>& vec, const float (&values)
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_half2(values[i], values[i + 1]);
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -296,13 +307,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -362,7 +381,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -371,27 +390,26 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_bfb0 : Plain { using Team = Block<64>; using Load = NoAllocate;
+struct Cols4096 : Plain { using Team = Block<64>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_57d9 {  // state of look 1: sum(x**2)
+struct Pass1 {  // state of pass 1: sum(x**2)
   float x_squares;
-  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_team_per_row_9124(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_f16_team_per_row(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -405,36 +423,38 @@ rmsnorm_fwd_f16_team_per_row_9124(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -444,17 +464,18 @@ rmsnorm_fwd_f16_team_per_row_9124(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -462,26 +483,26 @@ rmsnorm_fwd_f16_team_per_row_9124(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -491,7 +512,7 @@ rmsnorm_fwd_f16_team_per_row_9124(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -500,8 +521,8 @@ rmsnorm_fwd_f16_team_per_row_9124(
 
 // rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_team_per_row_073d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_f16_any_cols_team_per_row(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -515,67 +536,70 @@ rmsnorm_fwd_f16_any_cols_team_per_row_073d(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float16* y_row = y + static_cast<long long>(row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<float16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1_x_squares[0] += x_i * x_i;
+    pass1_x_squares[0] += x_i * x_i;
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
   if (lane == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<float16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<float16, kVector>(1.0f);
       float y_values[kVector];
@@ -587,7 +611,7 @@ rmsnorm_fwd_f16_any_cols_team_per_row_073d(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -754,13 +778,13 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_f16_team_per_row_9124<Cols4096_bfb0>>}},
+    {8192, 4096, 8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_f16_team_per_row<Cols4096>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_073d<AnyCols_224d>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_073d<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -829,7 +853,7 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
     int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_fwd_f16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -61,7 +61,8 @@
 //           stored dtype, over adversarial rows, on the GPU: q 0.94. More than 1 is refused; rounding to 16 bits or
 //           fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_to_fp8_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_to_fp8_fwd_bf16(
@@ -270,11 +271,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -300,11 +301,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -318,11 +319,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -448,6 +449,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -456,7 +465,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -483,6 +492,11 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -501,6 +515,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -535,13 +554,28 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
+};
+
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
 };
 
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
@@ -578,7 +612,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -589,10 +623,10 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols896_9bda : Plain { using Team = BroadcastBlock<128>;
+struct Cols896_6f43 : Plain { using Team = BroadcastBlock<128>; using Division = RemainderDivision;
   enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols896_150b : Plain { using Team = Lanes<32, 4>; using Load = EvictLast;
+struct Cols896_af82 : Plain { using Team = Lanes<32, 4>; using Load = EvictLast; using Division = RemainderDivision;
   enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols1024_59af : Plain { using Team = Block<256>; using Params = Ahead;
@@ -601,10 +635,10 @@ struct Cols1024_59af : Plain { using Team = Block<256>; using Params = Ahead;
 struct Cols1024_45b5 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 1024, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1536_f472 : Plain { using Team = Block<128>; using Params = Ahead;
+struct Cols1536_45f6 : Plain { using Team = Block<128>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 1536, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols1536_127f : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+struct Cols1536_5090 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 1536, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
@@ -613,19 +647,19 @@ struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
 struct Cols2048_3786 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 2048, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols2560_7838 : Plain { using Team = Block<128>; using Params = Ahead;
+struct Cols2560_29d8 : Plain { using Team = Block<128>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols2560_6e9e : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 2560, kThreads = 64, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols2880_fa27 : Plain { using Team = Block<256>; using Params = Ahead;
+struct Cols2880_6bb7 : Plain { using Team = Block<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols2880_24a9 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 2880, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols3072_4e48 : Plain { using Team = Block<256>; using Params = Ahead;
+struct Cols3072_7032 : Plain { using Team = Block<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols3072_eeb1 : Plain { using Team = Block<128>; using Load = NoAllocate;
@@ -661,51 +695,38 @@ struct Cols5120_474a : Plain { using Team = BroadcastBlock<256>; using Load = Ev
 struct Cols5120_e82e : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols6144_c7ae : Plain { using Team = Block<512>; using Params = Ahead;
+struct Cols6144_8a9e : Plain { using Team = Block<512>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_2a10 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols6144_fd70 : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
+struct Cols7168_4838 : Plain { using Team = Block<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_e41b : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols7168_186a : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols8192_a3a8 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_d89e : Plain { using Team = Block<256>; using Load = NoAllocate;
+struct Cols8192_9cee : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols12288_b86b : Plain { using Team = Block<512>; using Params = Ahead;
+struct Cols12288 : Plain { using Team = Block<512>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 12288, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_3cb6 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+struct Cols16384 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_dbdc {  // state of look 1: sum(x**2)
+struct Pass1 {  // state of pass 1: sum(x**2)
   float x_squares;
-  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look1_57d9 {  // state of look 1: sum(x**2)
-  float x_squares;
-  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
-    return {a.x_squares + b.x_squares};
-  }
-  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
@@ -713,7 +734,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -727,26 +748,28 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
   const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
@@ -754,12 +777,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -769,17 +792,18 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -787,22 +811,22 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -813,7 +837,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -822,8 +846,8 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7(
 
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -836,240 +860,21 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_e225(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1077,13 +882,13 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1091,15 +896,15 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
     if (!kAhead) fetch(valid_row);
@@ -1123,10 +928,11 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
       }
     }
 
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x**2)
+    // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1135,21 +941,21 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float q_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1160,7 +966,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
         }
         Vec<float8_e4m3, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + own + step * kStride, q_vec);
+        if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       }
     }
 
@@ -1172,8 +978,8 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c(
 
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1187,26 +993,28 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
@@ -1214,12 +1022,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1229,17 +1037,18 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1247,22 +1056,22 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1273,7 +1082,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1283,7 +1092,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1297,26 +1106,28 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
@@ -1325,12 +1136,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
   float x_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1340,17 +1151,18 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1359,22 +1171,22 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1385,449 +1197,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_557f(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_81af(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_a0b4(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1836,8 +1206,8 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_a0b4(
 
 // rmsnorm_to_fp8 forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_2813(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1851,13 +1221,15 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_2813(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1865,42 +1237,43 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_2813(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
 
   Team::announce();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float q_values[kVector];
       #pragma unroll
@@ -1912,7 +1285,7 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_2813(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -2068,44 +1441,44 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ddc7<Cols896_9bda>>}},
-    {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols896_150b>>}},
-    {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols1024_59af>>}},
-    {4096,  1024, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols1024_45b5>>}},
-    {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols1536_f472>>}},
-    {4096,  1536, 16, 0u, 0u, false, {{128, 2}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols1536_127f>>}},
-    {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols2048_c541>>}},
+    {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols896_6f43>>}},
+    {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols896_af82>>}},
+    {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_59af>>}},
+    {4096,  1024, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_45b5>>}},
+    {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1536_45f6>>}},
+    {4096,  1536, 16, 0u, 0u, false, {{128, 2}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1536_5090>>}},
+    {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2048_c541>>}},
     {4096,  2048, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_af0c<Cols2048_3786>>}},
-    {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols2560_7838>>}},
-    {4096,  2560, 16, 0u, 0u, false, {{64}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols2560_6e9e>>}},
-    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols2880_fa27>>}},
-    {4096,  2880, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols2880_24a9>>}},
-    {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols3072_4e48>>}},
-    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols3072_eeb1>>}},
-    {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae<Cols3584_f085>>}},
-    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols3584_ddf4>>}},
-    {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_557f<Cols4096_6930>>}},
-    {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_45a8>>}},
-    {  64,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_6ca1>>}},
-    { 256,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols4096_9013>>}},
-    {1024,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_69b0>>}},
-    {4096,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_4714>>}},
-    {  64,  5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols5120_474a>>}},
-    {4096,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols5120_e82e>>}},
-    {  64,  6144, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols6144_c7ae>>}},
-    {4096,  6144, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_81af<Cols6144_2a10>>}},
-    {  64,  7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols7168_d1cf>>}},
-    {4096,  7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0b4<Cols7168_e41b>>}},
-    {  64,  8192, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols8192_a3a8>>}},
-    {4096,  8192, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_81af<Cols8192_d89e>>}},
-    {  64, 12288, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_fdb9<Cols12288_b86b>>}},
-    {  64, 16384, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ebae<Cols16384_3cb6>>}},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0<Cols2048_3786>>}},
+    {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2560_29d8>>}},
+    {4096,  2560, 16, 0u, 0u, false, {{64}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols2560_6e9e>>}},
+    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2880_6bb7>>}},
+    {4096,  2880, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols2880_24a9>>}},
+    {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols3072_7032>>}},
+    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols3072_eeb1>>}},
+    {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols3584_f085>>}},
+    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols3584_ddf4>>}},
+    {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_6930>>}},
+    {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_45a8>>}},
+    {  64,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_6ca1>>}},
+    { 256,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols4096_9013>>}},
+    {1024,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols4096_69b0>>}},
+    {4096,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols4096_4714>>}},
+    {  64,  5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols5120_474a>>}},
+    {4096,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols5120_e82e>>}},
+    {  64,  6144, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols6144_8a9e>>}},
+    {4096,  6144, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols6144_fd70>>}},
+    {  64,  7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols7168_4838>>}},
+    {4096,  7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols7168_186a>>}},
+    {  64,  8192, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols8192_a3a8>>}},
+    {4096,  8192, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols8192_9cee>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols12288>>}},
+    {  64, 16384, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols16384>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_2813<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -2174,7 +1547,7 @@ inline cudaError_t rmsnorm_to_fp8_fwd_bf16_pitched(
     long long x_pitch, int rows, int cols, float eps, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_to_fp8_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || q_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || q_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -40,7 +40,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.99, q 0.94, scale 0.11. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_to_fp8_group_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_to_fp8_group_fwd_bf16(
@@ -239,11 +240,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -269,11 +270,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -287,11 +288,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -417,6 +418,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -425,7 +434,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -452,6 +461,11 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -470,6 +484,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -494,13 +513,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // How two values of a group become one.
@@ -528,6 +555,13 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -542,7 +576,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -569,41 +603,31 @@ struct Cols4096_9c85 : Plain { using Team = Beside<128, 2>; using Load = NoAlloc
 struct Cols4096_1668 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
+struct Cols7168_57fd : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
 struct Cols7168_7ec8 : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_809b : Plain { using Team = BroadcastBlock<256>;
+struct Cols7168_9327 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_840c : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 0, kGroup = 128 };
 };
-struct Cols7168_e39a : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols7168_1bab : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct AnyCols_848d : Plain { using Team = Block<256>;
+struct AnyCols : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
-struct Look1_dbdc {  // state of look 1: sum(x**2)
+struct Pass1 {  // state of pass 1: sum(x**2)
   float x_squares;
-  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
-    return reduce_lanes<32>(s);
-  }
-};
-
-struct Look1_57d9 {  // state of look 1: sum(x**2)
-  float x_squares;
-  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
-    return {a.x_squares + b.x_squares};
-  }
-  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
@@ -611,7 +635,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -629,6 +653,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -636,16 +662,16 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -654,17 +680,17 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -674,17 +700,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -692,22 +719,22 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -731,10 +758,10 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -747,7 +774,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -765,6 +792,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -772,16 +801,16 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -790,17 +819,17 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -810,17 +839,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -828,22 +858,22 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -867,10 +897,10 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -883,7 +913,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -901,6 +931,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -908,16 +940,16 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -926,18 +958,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -947,17 +979,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -966,22 +999,22 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -1005,10 +1038,10 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -1020,8 +1053,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
 
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1039,6 +1072,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -1046,16 +1081,16 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -1064,17 +1099,17 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1084,17 +1119,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1102,22 +1138,22 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -1141,10 +1177,10 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -1157,7 +1193,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1175,6 +1211,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
@@ -1182,16 +1220,16 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -1200,18 +1238,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1221,17 +1259,18 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1240,22 +1279,22 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       float y_kept[kVector];
@@ -1279,147 +1318,10 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (leads_group && active) {
-        scale_row[own_group + step * kGroupStride] = scale_g;
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4db8(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long q_pitch,
-    long long scale_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
-      kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      float q_values[kVector];
-      float y_kept[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        y_kept[i] = y_i;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float y_i = y_kept[i];
-        y_values[i] = y_i;
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -1431,8 +1333,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4db8(
 
 // rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1450,16 +1352,18 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
       kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1469,39 +1373,40 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       float q_values[kVector];
@@ -1526,10 +1431,10 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -1694,25 +1599,25 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9<Cols4096_8fc8>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9<Cols4096_8fc8>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c<Cols4096_32f1>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236<Cols4096_68b0>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c<Cols4096_8fc8>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c<Cols4096_8fc8>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7<Cols4096_32f1>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab<Cols4096_68b0>>}},
     {1024, 4096, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7<Cols4096_9c85>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7<Cols4096_1668>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1<Cols7168_7ec8>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1<Cols7168_7ec8>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236<Cols7168_7ec8>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1<Cols7168_809b>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7<Cols4096_9c85>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7<Cols4096_1668>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84<Cols7168_57fd>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84<Cols7168_57fd>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab<Cols7168_7ec8>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84<Cols7168_9327>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7<Cols7168_840c>>}},
-    {4096, 7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4db8<Cols7168_e39a>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7<Cols7168_840c>>}},
+    {4096, 7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7<Cols7168_1bab>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad<AnyCols_848d>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1784,7 +1689,7 @@ inline cudaError_t rmsnorm_to_fp8_group_fwd_bf16_pitched(
   namespace k = rmsnorm_to_fp8_group_fwd_bf16_detail;
   const bool invalid =
       rows < 0 || cols < 1 || cols % 128 != 0 || y_pitch < cols || q_pitch < cols || scale_pitch < cols / 128 ||
-      x_pitch < cols;
+      x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

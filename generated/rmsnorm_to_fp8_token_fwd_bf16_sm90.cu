@@ -47,7 +47,8 @@
 //           was tuned: y 0.99, q 0.94, scale 0.11. More than 1 is refused; rounding to 16 bits or fewer alone comes
 //           close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "rmsnorm_to_fp8_token_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::rmsnorm_to_fp8_token_fwd_bf16(
@@ -365,11 +366,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -408,6 +409,14 @@ __device__ __forceinline__ State combine_in_pairs(const State* states) {
   }
 }
 
+// The combined state of a warp: by the state's own way, where it has a shorter one than shuffles.
+template <typename State>
+__device__ __forceinline__ auto state_of_warp(const State& s, int) -> decltype(State::of_warp(s)) {
+  return State::of_warp(s);
+}
+template <typename State>
+__device__ __forceinline__ State state_of_warp(const State& s, long) { return reduce_lanes<32>(s); }
+
 // A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
 // read and a few additions behind each other wait less than the shuffles of a Block.
 template <int kThreadsPerRow>
@@ -416,7 +425,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
-    s = State::of_warp(s);
+    s = state_of_warp(s, 0);
     if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
     __syncthreads();
     return combine_in_pairs<0, kWarps>(slots.states);
@@ -472,6 +481,11 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
   return vec;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -491,6 +505,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
   }
 }
 
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -499,11 +518,21 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
+};
+
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
 };
 
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
@@ -540,7 +569,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
@@ -566,62 +595,49 @@ struct Cols4096_4e16 : Plain { using Team = Block<128>; using Chain = EarlyAtLoa
 struct Cols4096_b039 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_3ec0 : Plain { using Team = BroadcastBlock<512>;
+struct Cols7168_fda8 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_2400 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate; using Params = Ahead;
+struct Cols7168_c931 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_b0d1 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_e41b : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols7168_fe8a : Plain { using Team = Block<128>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols7168_06de : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 7168, kThreads = 64, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
-struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_dbdc {  // state of look 1: sum(x**2)
+struct Pass1 {  // state of pass 1: sum(x**2)
   float x_squares;
-  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
-    return reduce_lanes<32>(s);
   }
 };
 
-struct Look2_6cc6 {  // state of look 2: absmax(y)
+struct Pass2_43c1 {  // state of pass 2: absmax(y)
   float y_absmax;
-  static __device__ __forceinline__ Look2_6cc6 combine(const Look2_6cc6& a, const Look2_6cc6& b) {
+  static __device__ __forceinline__ Pass2_43c1 combine(const Pass2_43c1& a, const Pass2_43c1& b) {
     return {maximum(a.y_absmax, b.y_absmax)};
   }
-  static __device__ __forceinline__ Look2_6cc6 of_warp(const Look2_6cc6& s) {
+  static __device__ __forceinline__ Pass2_43c1 of_warp(const Pass2_43c1& s) {
     return {largest_of_warp(s.y_absmax)};
   }
 };
 
-struct Look1_57d9 {  // state of look 1: sum(x**2)
-  float x_squares;
-  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
-    return {a.x_squares + b.x_squares};
-  }
-  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-};
-
-struct Look2_737a {  // state of look 2: absmax(y)
+struct Pass2_c723 {  // state of pass 2: absmax(y)
   float y_absmax;
-  static __device__ __forceinline__ Look2_737a combine(const Look2_737a& a, const Look2_737a& b) {
+  static __device__ __forceinline__ Pass2_c723 combine(const Pass2_c723& a, const Pass2_c723& b) {
     return {maximum(a.y_absmax, b.y_absmax)};
   }
-  static __device__ __forceinline__ Look2_737a shuffle_xor(const Look2_737a& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_c723 shuffle_xor(const Pass2_c723& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.y_absmax, offset)};
   }
 };
@@ -629,7 +645,7 @@ struct Look2_737a {  // state of look 2: absmax(y)
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -646,20 +662,22 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -667,19 +685,19 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -689,17 +707,18 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -707,49 +726,49 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float y_i = x_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
+  pass2 = Team::reduce(pass2, pass2_slots);
   const float row_scale =
-      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -762,10 +781,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -775,7 +794,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -792,20 +811,22 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -813,19 +834,19 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -835,17 +856,18 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -853,48 +875,48 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float y_i = x_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -907,155 +929,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  Look2_737a look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0 && active) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1065,7 +942,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1082,20 +959,22 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -1103,7 +982,155 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
+
+  // Pass 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
+
+  Pass2_c723 pass2 = {0.0f};
+
+  // Pass 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
+  const float row_scale_inverse = 1.0f / row_scale;
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
+
+  const int lane = Team::lane();
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -1112,12 +1139,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
   float y_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1127,17 +1154,18 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1146,45 +1174,45 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float x_i = x_floats[step][i];
         const float y_i = computed_once(x_i * row_rstd * weight_i);
         y_floats[step][i] = y_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
+  pass2 = Team::reduce(pass2, pass2_slots);
   const float row_scale =
-      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1199,10 +1227,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1212,7 +1240,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1229,20 +1257,22 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
-  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -1250,7 +1280,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
@@ -1259,12 +1289,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
   float y_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1274,17 +1304,18 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_dbdc look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1293,44 +1324,44 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  Look2_6cc6 look2 = {0.0f};
+  Pass2_43c1 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float x_i = x_floats[step][i];
         const float y_i = computed_once(x_i * row_rstd * weight_i);
         y_floats[step][i] = y_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1345,10 +1376,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1357,8 +1388,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
 
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1375,20 +1406,22 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -1396,19 +1429,19 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub = __int_as_float(0x7f800000);
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -1418,17 +1451,18 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1436,49 +1470,49 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  Look2_737a look2 = {0.0f};
+  Pass2_c723 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float y_i = x_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
+  pass2 = Team::reduce(pass2, pass2_slots);
   const float row_scale =
-      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
   if (lane == 0 && active) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -1491,10 +1525,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1503,8 +1537,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606(
 
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1520,20 +1554,21 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1541,13 +1576,13 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1555,15 +1590,15 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
     float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
@@ -1586,10 +1621,11 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
       }
     }
 
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x**2)
+    // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1597,47 +1633,47 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-    Look2_737a look2 = {0.0f};
+    Pass2_c723 pass2 = {0.0f};
 
-    // Look 2: absmax(y)
+    // Pass 2: absmax(y)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
           const float y_i = x_i * row_rstd * weight_i;
-          look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+          pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
         }
       }
     }
 
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
     const float row_scale_inverse = 1.0f / row_scale;
 
     if (lane == 0 && active) {
       scale[row] = row_scale;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
         float q_values[kVector];
         #pragma unroll
@@ -1650,10 +1686,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
         Vec<float8_e4m3, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + own + step * kStride, q_vec);
+        if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       }
     }
   }
@@ -1663,8 +1699,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
 
 // rmsnorm_to_fp8_token forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1682,14 +1718,16 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1698,69 +1736,70 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de(
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_ub_value = scale_ub != nullptr ? scale_ub[0] : __int_as_float(0x7f800000);
 
   Team::announce();
 
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x**2)
+  // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
-  Look2_737a look2 = {0.0f};
+  Pass2_c723 pass2 = {0.0f};
 
-  // Look 2: absmax(y)
+  // Pass 2: absmax(y)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float weight_i = element(weight_vec, i);
         const float y_i = x_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+        pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
   }
 
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub_value, look2.y_absmax)) / 448.0f;
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub_value, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
   if (lane == 0) {
     scale[row] = row_scale;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       float q_values[kVector];
@@ -1774,10 +1813,10 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
     }
   }
 
@@ -1940,34 +1979,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc<Cols4096_04c0>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd<Cols4096_04c0>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc<Cols4096_f17b>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd<Cols4096_f17b>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc<Cols4096_f17b>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd<Cols4096_f17b>>}},
     { 256, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660<Cols4096_f829>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754<Cols4096_f829>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_4e16>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e<Cols4096_4e16>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_b039>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e<Cols4096_b039>>}},
     {   1, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653<Cols7168_3ec0>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_fda8>>}},
     {  16, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653<Cols7168_3ec0>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_fda8>>}},
     {  64, 7168, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653<Cols7168_2400>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_c931>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe<Cols7168_b0d1>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5<Cols7168_b0d1>>}},
     {1024, 7168, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606<Cols7168_e41b>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77<Cols7168_fe8a>>}},
     {4096, 7168, 16, 2u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62<Cols7168_06de>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c<Cols7168_06de>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.
@@ -2038,7 +2077,7 @@ inline cudaError_t rmsnorm_to_fp8_token_fwd_bf16_pitched(
     float amax_min, cudaStream_t stream = nullptr) {
   namespace k = rmsnorm_to_fp8_token_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || q_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || q_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

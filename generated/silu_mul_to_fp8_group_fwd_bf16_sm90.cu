@@ -38,7 +38,8 @@
 //           stored dtype, over adversarial rows, on the GPU: q 0.94, scale 0.23. More than 1 is refused; rounding to
 //           16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "silu_mul_to_fp8_group_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::silu_mul_to_fp8_group_fwd_bf16(
@@ -297,6 +298,11 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -315,6 +321,11 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -339,13 +350,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // How two values of a group become one.
@@ -379,18 +398,18 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
   static __device__ __forceinline__ void meet() {}
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
 // kStride        columns from one vector of a thread to its next
@@ -413,6 +432,9 @@ struct Cols6144_c70f : Plain { using Load = NoAllocate;
 struct Cols6144_6b63 : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
 };
+struct Cols6144_d189 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
+  enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+};
 struct Cols12288_4f78 : Plain {
   enum : int { kCols = 12288, kThreads = 384, kParts = 8, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
@@ -426,15 +448,17 @@ struct Cols12288_94ce : Plain { enum : int { kCols = 12288, kThreads = 128, kPar
 struct Cols12288_ee93 : Plain { using Load = NoAllocate;
   enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
 };
-struct Cols12288_2821 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
-struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
+struct Cols12288_cc20 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+};
+struct AnyCols : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -448,6 +472,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -456,10 +481,10 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x / kParts;
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
@@ -467,24 +492,24 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> gate_held[kSteps];
   Vec<bfloat16, kVector> up_held[kSteps];
 
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+      gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -510,7 +535,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -522,8 +547,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
 
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -537,6 +562,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -545,10 +571,10 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x / kParts;
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
@@ -556,24 +582,24 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> gate_held[kSteps];
   Vec<bfloat16, kVector> up_held[kSteps];
 
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+      gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -599,97 +625,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
-      if (leads_group) {
-        scale_row[own_group + step * kGroupStride] = scale_g;
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e(
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> gate,
-    Input<Config, bfloat16> up,
-    long long q_pitch,
-    long long scale_pitch,
-    long long gate_pitch,
-    long long up_pitch,
-    int rows,
-    float amax_min) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
-      kGroupStride = kThreadsPerRow / kGroupVectors;
-
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = rows - 1 - blockIdx.x / kParts;
-
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> gate_held[kSteps];
-  Vec<bfloat16, kVector> up_held[kSteps];
-
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
-    }
-  }
-
-  Chain::at_loads();
-
-  // One look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float q_values[kVector];
-      float y_kept[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_held[step], i);
-        const float up_i = element(up_held[step], i);
-        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
-        y_kept[i] = y_i;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float y_i = y_kept[i];
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -701,8 +637,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e(
 
 // silu_mul_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -718,15 +654,16 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -736,15 +673,15 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641(
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + own + step * kStride);
-      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + own + step * kStride);
+      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + first_col + step * kStride);
       float q_values[kVector];
       float y_kept[kVector];
       float y_absmax_g = 0.0f;
@@ -766,7 +703,7 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }
@@ -930,34 +867,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols6144_38a0>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols6144_38a0>>}},
     {  16,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols6144_38a0>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols6144_38a0>>}},
     {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols6144_b768>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols6144_b768>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols6144_c70f>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_c70f>>}},
     {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_6b63>>}},
     {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_d189>>}},
     {   1, 12288, 16, 0u, 0u, false, {{384, 1, false, 0, 0, 0, 1, 8},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols12288_4f78>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_4f78>>}},
     {  16, 12288, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols12288_3279>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_3279>>}},
     {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols12288_1216>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_1216>>}},
     { 256, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols12288_94ce>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_94ce>>}},
     {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols12288_ee93>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_ee93>>}},
     {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e<Cols12288_2821>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_cc20>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641<AnyCols_577b>>},
+    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row<AnyCols>>},
 };
 
 // Bits of `absent`: none.
@@ -1029,7 +966,7 @@ inline cudaError_t silu_mul_to_fp8_group_fwd_bf16_pitched(
   namespace k = silu_mul_to_fp8_group_fwd_bf16_detail;
   const bool invalid =
       rows < 0 || cols < 1 || cols % 128 != 0 || q_pitch < cols || scale_pitch < cols / 128 || gate_pitch < cols ||
-      up_pitch < cols;
+      up_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -28,7 +28,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dx 0.99. More than 1 is refused; rounding to 16 bits or
 //           fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "softmax_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::softmax_bwd_bf16(
@@ -109,11 +110,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -139,11 +140,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -157,11 +158,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -269,6 +270,16 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -292,13 +303,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
@@ -315,7 +334,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -323,25 +342,26 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_37f6 : Plain { using Team = Beside<128, 2>; enum : int { kCols = 4096, kThreads = 256, kVector = 8 }; };
+struct Cols4096 : Plain { using Team = Beside<128, 2>; using Order = LastRowsFirst;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8 };
+};
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_7593 {  // state of look 1: sum(dy * y)
+struct Pass1 {  // state of pass 1: sum(dy * y)
   float dy_y_sum;
-  static __device__ __forceinline__ Look1_7593 combine(const Look1_7593& a, const Look1_7593& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dy_y_sum + b.dy_y_sum};
   }
-  static __device__ __forceinline__ Look1_7593 shuffle_xor(const Look1_7593& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
   }
 };
 
 // softmax backward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_team_per_row_0b95(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_bwd_bf16_team_per_row(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -353,46 +373,47 @@ softmax_bwd_bf16_team_per_row_0b95(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
   const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
   const bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> dy_held[kSteps];
   Vec<bfloat16, kVector> y_held[kSteps];
   Team::announce();
 
-  // The row of dy and y is read once and waits in registers; each thread reads back its own part.
+  // Read the row of dy and y once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      dy_held[step] = read<kVector, Load>(dy_row + own + step * kStride);
-      y_held[step] = read<kVector, Load>(y_row + own + step * kStride);
+      dy_held[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+      y_held[step] = read<kVector, Load>(y_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  Look1_7593 look1 = {0.0f};
-  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_dy_y_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(dy * y)
+  // Pass 1: sum(dy * y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -401,16 +422,16 @@ softmax_bwd_bf16_team_per_row_0b95(
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
         const float y_i = element(y_held[step], i);
-        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
+        pass1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
       }
     }
   }
 
-  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+  pass1.dy_y_sum = sum_in_pairs(pass1_dy_y_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -420,11 +441,11 @@ softmax_bwd_bf16_team_per_row_0b95(
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
         const float y_i = element(y_held[step], i);
-        dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
+        dx_values[i] = (dy_i - pass1.dy_y_sum) * y_i;
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
     }
   }
 
@@ -433,8 +454,8 @@ softmax_bwd_bf16_team_per_row_0b95(
 
 // softmax backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_any_cols_team_per_row_2849(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_bwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -447,45 +468,46 @@ softmax_bwd_bf16_any_cols_team_per_row_2849(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
   const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_7593 look1 = {0.0f};
-  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_dy_y_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(dy * y)
+  // Pass 1: sum(dy * y)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
-      const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + own + step * kStride);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
         const float y_i = element(y_vec, i);
-        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
+        pass1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
       }
     }
   }
@@ -494,30 +516,30 @@ softmax_bwd_bf16_any_cols_team_per_row_2849(
     const Vec<bfloat16, 1> y_vec = read<1>(y_row + edge);
     const float dy_i = element(dy_vec, 0);
     const float y_i = element(y_vec, 0);
-    look1_dy_y_sum[0] += dy_i * y_i;
+    pass1_dy_y_sum[0] += dy_i * y_i;
   }
 
-  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+  pass1.dy_y_sum = sum_in_pairs(pass1_dy_y_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
-      const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + own + step * kStride);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + first_col + step * kStride);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
         const float y_i = element(y_vec, i);
-        dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
+        dx_values[i] = (dy_i - pass1.dy_y_sum) * y_i;
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + own + step * kStride, dx_vec);
+      write<Store>(dx_row + first_col + step * kStride, dx_vec);
     }
   }
   if (has_edge) {
@@ -526,7 +548,7 @@ softmax_bwd_bf16_any_cols_team_per_row_2849(
     float dx_values[1];
     const float dy_i = element(dy_vec, 0);
     const float y_i = element(y_vec, 0);
-    dx_values[0] = (dy_i - look1.dy_y_sum) * y_i;
+    dx_values[0] = (dy_i - pass1.dy_y_sum) * y_i;
     Vec<bfloat16, 1> dx_vec;
     pack(dx_vec, dx_values);
     write<Store>(dx_row + edge, dx_vec);
@@ -683,13 +705,13 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{256, 2}, run<softmax_bwd_bf16_team_per_row_0b95<Cols4096_37f6>>}},
+    {8192, 4096, 16, 0u, 0u, false, {{256, 2}, run<softmax_bwd_bf16_team_per_row<Cols4096>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_2849<AnyCols_224d>>},
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_2849<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.
@@ -758,7 +780,7 @@ inline cudaError_t softmax_bwd_bf16_pitched(
     long long y_pitch, int rows, int cols, cudaStream_t stream = nullptr) {
   namespace k = softmax_bwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || y_pitch < cols;
+      rows < 0 || cols < 1 || dx_pitch < cols || dy_pitch < cols || y_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -50,7 +50,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.99. More than 1 is refused; rounding to 16 bits or
 //           fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "softmax_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::softmax_fwd_bf16(
@@ -338,11 +339,11 @@ __device__ __forceinline__ State reduce_lanes(State s) {
   return s;
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+// A barrier for the kWarps warps of row number `block_row` of a block. Only wide rows have one each: a barrier whose
+// number the hardware learns at run time is a slow one, and narrow rows share that of the block.
 template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+__device__ __forceinline__ void rows_meet(int block_row) {
+  if constexpr (kWarps >= 8) named_barrier(1 + block_row, kWarps * 32);
   else __syncthreads();
 }
 
@@ -368,11 +369,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -386,11 +387,11 @@ struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
   template <typename State> using Slots = State[kRowsPerBlock][kWarps];
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
-    const int slot = threadIdx.x / kThreadsPerRow;
-    State* own = slots[slot];
+    const int block_row = threadIdx.x / kThreadsPerRow;
+    State* own = slots[block_row];
     s = reduce_lanes<32, Named>(s);
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
-    rows_meet<kWarps>(slot);
+    rows_meet<kWarps>(block_row);
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
@@ -538,6 +539,16 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -561,13 +572,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
@@ -584,7 +603,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -596,13 +615,13 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kUnit         elements: a row's first vector starts at a multiple of them
 // kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kHeldSteps    vectors of a thread in registers
-struct Cols2048_66f4 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+struct Cols2048 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 2048, kThreads = 128, kVector = 8 };
 };
-struct Cols32000_3aa6 : Plain { using Team = Block<512>; using Load = EvictLast;
+struct Cols32000 : Plain { using Team = Block<512>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 4 };
 };
-struct Cols32064_6d16 : Plain { using Team = ClusterTeam<4, 256>;
+struct Cols32064 : Plain { using Team = ClusterTeam<4, 256>;
   enum : int { kCols = 32064, kThreads = 256, kVector = 8 };
 };
 struct Cols32768_405d : Plain { using Team = ClusterTeam<4, 256>;
@@ -614,106 +633,106 @@ struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast
 struct Cols50257_4252 : Plain { using Team = ClusterTeam<4, 512>;
   enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64 };
 };
-struct Cols50257_482e : Plain { using Team = Block<512>; using Load = EvictLast;
+struct Cols50257_bc25 : Plain { using Team = Block<512>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64, kUnroll = 4 };
 };
-struct Cols51200_fb21 : Plain { using Team = ClusterTeam<4, 512>;
+struct Cols51200 : Plain { using Team = ClusterTeam<4, 512>;
   enum : int { kCols = 51200, kThreads = 512, kVector = 8 };
 };
-struct Cols51865_977b : Plain { using Team = ClusterTeam<4, 512>;
+struct Cols51865 : Plain { using Team = ClusterTeam<4, 512>;
   enum : int { kCols = 51865, kThreads = 512, kVector = 8, kUnit = 64 };
 };
-struct Cols100352_990e : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols100352 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 100352, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
 struct Cols128256_d732 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 128256, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols128256_8076 : Plain { using Team = Block<1024>; using Load = EvictLast;
+struct Cols128256_9d0e : Plain { using Team = Block<1024>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 128256, kThreads = 1024, kVector = 8, kHeldSteps = 7 };
 };
-struct Cols129280_cb13 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols129280 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 129280, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols131072_3ae2 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols131072 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 131072, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols151552_66e9 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols151552 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 151552, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols151936_c742 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols151936 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 151936, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols152064_dca9 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols152064 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 152064, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols163840_da43 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols163840 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 163840, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols200064_9429 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols200064 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 200064, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols201088_ceb7 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols201088 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 201088, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols202048_2f99 : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols202048 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 202048, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols256000_62ca : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols256000 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 256000, kThreads = 256, kVector = 8 };
 };
-struct Cols262144_2a3c : Plain { using Team = ClusterTeam<8, 256>;
+struct Cols262144 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 262144, kThreads = 256, kVector = 8 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_697e {  // state of look 1: max(x)
+struct Pass1_6d84 {  // state of pass 1: max(x)
   float row_max;
-  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+  static __device__ __forceinline__ Pass1_6d84 combine(const Pass1_6d84& a, const Pass1_6d84& b) {
     return {maximum(a.row_max, b.row_max)};
   }
-  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_6d84 shuffle_xor(const Pass1_6d84& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_max, offset)};
   }
 };
 
-struct Look2_f6c4 {  // state of look 2: sum(exp_approximate_x_minus_row_max)
+struct Pass2_ed0d {  // state of pass 2: sum(exp_approximate_x_minus_row_max)
   float row_sum;
-  static __device__ __forceinline__ Look2_f6c4 combine(const Look2_f6c4& a, const Look2_f6c4& b) {
+  static __device__ __forceinline__ Pass2_ed0d combine(const Pass2_ed0d& a, const Pass2_ed0d& b) {
     return {a.row_sum + b.row_sum};
   }
-  static __device__ __forceinline__ Look2_f6c4 shuffle_xor(const Look2_f6c4& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_ed0d shuffle_xor(const Pass2_ed0d& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
-struct Look1_e134 {  // state of look 1: online_softmax(x)
+struct Pass1_3ef7 {  // state of pass 1: online_softmax(x)
   float row_max, row_sum;
-  static __device__ __forceinline__ Look1_e134 combine(const Look1_e134& a, const Look1_e134& b) {
+  static __device__ __forceinline__ Pass1_3ef7 combine(const Pass1_3ef7& a, const Pass1_3ef7& b) {
     const float new_max = maximum(a.row_max, b.row_max);
     return {new_max,
         exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
   }
-  static __device__ __forceinline__ Look1_e134 shuffle_xor(const Look1_e134& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_3ef7 shuffle_xor(const Pass1_3ef7& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
-struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+struct Pass2_f5cf {  // state of pass 2: sum(exp(x - row_max))
   float row_sum;
-  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+  static __device__ __forceinline__ Pass2_f5cf combine(const Pass2_f5cf& a, const Pass2_f5cf& b) {
     return {a.row_sum + b.row_sum};
   }
-  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_f5cf shuffle_xor(const Pass2_f5cf& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_ee4b(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_0537(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -723,45 +742,46 @@ softmax_fwd_bf16_team_per_row_ee4b(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
-  __shared__ typename Team::template Slots<Look2_f6c4> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_6d84> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_ed0d> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
   float exp_approximate_x_minus_row_max_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  Look1_697e look1 = {__int_as_float(0xff800000)};
+  Pass1_6d84 pass1 = {__int_as_float(0xff800000)};
 
-  // Look 1: max(x)
+  // Pass 1: max(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -770,18 +790,18 @@ softmax_fwd_bf16_team_per_row_ee4b(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1.row_max = maximum(look1.row_max, x_i);
+        pass1.row_max = maximum(pass1.row_max, x_i);
       }
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  Look2_f6c4 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_ed0d pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp_approximate_x_minus_row_max)
+  // Pass 2: sum(exp_approximate_x_minus_row_max)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -789,18 +809,18 @@ softmax_fwd_bf16_team_per_row_ee4b(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = x_floats[step][i];
-        const float exp_approximate_x_minus_row_max_i = computed_once(exp_approximate(x_i - look1.row_max));
+        const float exp_approximate_x_minus_row_max_i = computed_once(exp_approximate(x_i - pass1.row_max));
         exp_approximate_x_minus_row_max_floats[step][i] = exp_approximate_x_minus_row_max_i;
-        look2_row_sum[i % kRunningSums] += exp_approximate_x_minus_row_max_i;
+        pass2_row_sum[i % kRunningSums] += exp_approximate_x_minus_row_max_i;
       }
     }
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_sum_inverse = 1.0f / pass2.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -813,7 +833,7 @@ softmax_fwd_bf16_team_per_row_ee4b(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -821,10 +841,9 @@ softmax_fwd_bf16_team_per_row_ee4b(
 }
 
 // softmax forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_9995(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_27c5(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -834,28 +853,29 @@ softmax_fwd_bf16_team_per_row_9995(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
   // One thread asks for a row; the barrier counts down the bytes that arrive.
@@ -870,37 +890,37 @@ softmax_fwd_bf16_team_per_row_9995(
 
   mbarrier_wait(&arrived, 0);
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = 1.0f / pass1.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -910,11 +930,11 @@ softmax_fwd_bf16_team_per_row_9995(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -923,8 +943,8 @@ softmax_fwd_bf16_team_per_row_9995(
 
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_e3ea(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_5755(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -934,69 +954,70 @@ softmax_fwd_bf16_team_per_row_e3ea(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, pass1.row_sum, reciprocal_approximate(pass1.row_sum));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1005,11 +1026,11 @@ softmax_fwd_bf16_team_per_row_e3ea(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1018,8 +1039,8 @@ softmax_fwd_bf16_team_per_row_e3ea(
 
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_0951(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_2016(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1029,71 +1050,73 @@ softmax_fwd_bf16_team_per_row_0951(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  // Read the row of x once; it waits in shared memory.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + own + step * kStride));
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector,
+          read<kVector, Load>(x_row + first_col + step * kStride));
     }
   }
 
   Chain::at_loads();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = 1.0f / pass1.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1103,11 +1126,11 @@ softmax_fwd_bf16_team_per_row_0951(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1116,8 +1139,8 @@ softmax_fwd_bf16_team_per_row_0951(
 
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_6cd0(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_42bb(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1127,44 +1150,45 @@ softmax_fwd_bf16_team_per_row_6cd0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
   if (has_edge) {
@@ -1173,42 +1197,42 @@ softmax_fwd_bf16_team_per_row_6cd0(
 
   Chain::at_loads();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
   if (has_edge) {
     const float x_i = element(x_edge, 0);
-    const float new_max = maximum(look1.row_max, x_i);
-    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum + exp_approximate(x_i - new_max);
-    look1.row_max = new_max;
+    const float new_max = maximum(pass1.row_max, x_i);
+    pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum + exp_approximate(x_i - new_max);
+    pass1.row_max = new_max;
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, pass1.row_sum, reciprocal_approximate(pass1.row_sum));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1217,17 +1241,17 @@ softmax_fwd_bf16_team_per_row_6cd0(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
     float y_values[1];
     const float x_i = element(x_edge, 0);
-    y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+    y_values[0] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     if (active) write<Store>(y_row + edge, y_vec);
@@ -1237,10 +1261,9 @@ softmax_fwd_bf16_team_per_row_6cd0(
 }
 
 // softmax forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_499e(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_3c7b(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1250,35 +1273,36 @@ softmax_fwd_bf16_team_per_row_499e(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, 1> x_edge = {};
   Team::announce();
@@ -1298,43 +1322,43 @@ softmax_fwd_bf16_team_per_row_499e(
 
   mbarrier_wait(&arrived, 0);
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
   if (has_edge) {
     const float x_i = element(x_edge, 0);
-    const float new_max = maximum(look1.row_max, x_i);
-    look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum + exp_approximate(x_i - new_max);
-    look1.row_max = new_max;
+    const float new_max = maximum(pass1.row_max, x_i);
+    pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum + exp_approximate(x_i - new_max);
+    pass1.row_max = new_max;
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = 1.0f / pass1.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1344,17 +1368,17 @@ softmax_fwd_bf16_team_per_row_499e(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
     float y_values[1];
     const float x_i = element(x_edge, 0);
-    y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+    y_values[0] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     if (active) write<Store>(y_row + edge, y_vec);
@@ -1365,8 +1389,8 @@ softmax_fwd_bf16_team_per_row_499e(
 
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_a27d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_a86f(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1375,26 +1399,27 @@ softmax_fwd_bf16_team_per_row_a27d(
   using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
@@ -1403,7 +1428,7 @@ softmax_fwd_bf16_team_per_row_a27d(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + own + step * kStride);
+      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
     }
   }
 
@@ -1412,37 +1437,37 @@ softmax_fwd_bf16_team_per_row_a27d(
 
   cp_async_wait<0>();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = divide_by_remainder(1.0f, look1.row_sum, reciprocal_approximate(look1.row_sum));
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = divide_by_remainder(1.0f, pass1.row_sum, reciprocal_approximate(pass1.row_sum));
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1452,11 +1477,11 @@ softmax_fwd_bf16_team_per_row_a27d(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1464,10 +1489,9 @@ softmax_fwd_bf16_team_per_row_a27d(
 }
 
 // softmax forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_d274(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_d1ff(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1477,28 +1501,29 @@ softmax_fwd_bf16_team_per_row_d274(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
   Team::announce();
@@ -1511,39 +1536,39 @@ softmax_fwd_bf16_team_per_row_d274(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: online_softmax(x)
+  // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
@@ -1555,29 +1580,29 @@ softmax_fwd_bf16_team_per_row_d274(
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
+      float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
       }
-      look1.row_sum += sum_in_pairs(sums);
+      pass1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = 1.0f / pass1.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1586,11 +1611,11 @@ softmax_fwd_bf16_team_per_row_d274(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1604,11 +1629,11 @@ softmax_fwd_bf16_team_per_row_d274(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -1617,8 +1642,8 @@ softmax_fwd_bf16_team_per_row_d274(
 
 // softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_any_cols_team_per_row_2b5c(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1629,102 +1654,103 @@ softmax_fwd_bf16_any_cols_team_per_row_2b5c(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+  __shared__ typename Team::template Slots<Pass1_6d84> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_f5cf> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_697e look1 = {__int_as_float(0xff800000)};
+  Pass1_6d84 pass1 = {__int_as_float(0xff800000)};
 
-  // Look 1: max(x)
+  // Pass 1: max(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        pass1.row_max = maximum(pass1.row_max, x_i);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.row_max = maximum(look1.row_max, x_i);
+    pass1.row_max = maximum(pass1.row_max, x_i);
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  Look2_2916 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_f5cf pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp(x - row_max))
+  // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
+        pass2_row_sum[i % kRunningSums] += expf(x_i - pass1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_row_sum[0] += expf(x_i - look1.row_max);
+    pass2_row_sum[0] += expf(x_i - pass1.row_max);
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_sum_inverse = 1.0f / pass2.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = divide_by_remainder(expf(x_i - look1.row_max), look2.row_sum, row_sum_inverse);
+        y_values[i] = divide_by_remainder(expf(x_i - pass1.row_max), pass2.row_sum, row_sum_inverse);
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     float y_values[1];
     const float x_i = element(x_vec, 0);
-    y_values[0] = divide_by_remainder(expf(x_i - look1.row_max), look2.row_sum, row_sum_inverse);
+    y_values[0] = divide_by_remainder(expf(x_i - pass1.row_max), pass2.row_sum, row_sum_inverse);
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -1879,57 +1905,57 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048, 16, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_team_per_row_ee4b<Cols2048_66f4>>}},
+    { 8192,   2048, 16, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_team_per_row_0537<Cols2048>>}},
     { 4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_team_per_row_9995<Cols32000_3aa6>>}},
+     run<softmax_fwd_bf16_team_per_row_27c5<Cols32000>>}},
     {   64,  32064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_e3ea<Cols32064_6d16>>}},
+     run<softmax_fwd_bf16_team_per_row_5755<Cols32064>>}},
     {   64,  32768, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_e3ea<Cols32768_405d>>}},
+     run<softmax_fwd_bf16_team_per_row_5755<Cols32768_405d>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_team_per_row_0951<Cols32768_cd04>>}},
+     run<softmax_fwd_bf16_team_per_row_2016<Cols32768_cd04>>}},
     {   64,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_6cd0<Cols50257_4252>>}},
+     run<softmax_fwd_bf16_team_per_row_42bb<Cols50257_4252>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_team_per_row_499e<Cols50257_482e>>}},
+     run<softmax_fwd_bf16_team_per_row_3c7b<Cols50257_bc25>>}},
     {   64,  51200, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_e3ea<Cols51200_fb21>>}},
+     run<softmax_fwd_bf16_team_per_row_5755<Cols51200>>}},
     {   64,  51865,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_6cd0<Cols51865_977b>>}},
+     run<softmax_fwd_bf16_team_per_row_42bb<Cols51865>>}},
     {   64, 100352, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 28672},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols100352_990e>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols100352>>}},
     {   64, 128256, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols128256_d732>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols128256_d732>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
-     run<softmax_fwd_bf16_team_per_row_d274<Cols128256_8076>>}},
+     run<softmax_fwd_bf16_team_per_row_d1ff<Cols128256_9d0e>>}},
     {   64, 129280, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols129280_cb13>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols129280>>}},
     {   64, 131072, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 32768},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols131072_3ae2>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols131072>>}},
     {   64, 151552, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols151552_66e9>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols151552>>}},
     {   64, 151936, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols151936_c742>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols151936>>}},
     {   64, 152064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols152064_dca9>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols152064>>}},
     {   64, 163840, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 40960},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols163840_da43>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols163840>>}},
     {   64, 200064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols200064_9429>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols200064>>}},
     {   64, 201088, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols201088_ceb7>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols201088>>}},
     {   64, 202048, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 53248},
-     run<softmax_fwd_bf16_team_per_row_a27d<Cols202048_2f99>>}},
+     run<softmax_fwd_bf16_team_per_row_a86f<Cols202048>>}},
     {   64, 256000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
-     run<softmax_fwd_bf16_team_per_row_e3ea<Cols256000_62ca>>}},
+     run<softmax_fwd_bf16_team_per_row_5755<Cols256000>>}},
     {   64, 262144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
-     run<softmax_fwd_bf16_team_per_row_e3ea<Cols262144_2a3c>>}},
+     run<softmax_fwd_bf16_team_per_row_5755<Cols262144>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_2b5c<AnyCols_224d>>},
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_2b5c<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.
@@ -1998,7 +2024,7 @@ inline cudaError_t softmax_fwd_bf16_pitched(
     cudaStream_t stream = nullptr) {
   namespace k = softmax_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

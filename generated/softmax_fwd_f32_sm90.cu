@@ -28,7 +28,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 0.0095. More than 1 is refused; rounding to 16 bits or
 //           fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "softmax_fwd_f32_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::softmax_fwd_f32(
@@ -229,11 +230,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -316,6 +317,16 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -339,13 +350,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
@@ -400,7 +419,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kVector       elements per access
 // kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
@@ -410,48 +429,49 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 // kCluster      blocks that share a row
 // kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_a055 : Plain { using Team = Block<64>; enum : int { kCols = 4096, kThreads = 64, kVector = 2 }; };
-struct Cols131072_bc3c : Plain { using Load = EvictLast;
+struct Cols4096 : Plain { using Team = Block<64>; using Order = LastRowsFirst;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 2 };
+};
+struct Cols131072 : Plain { using Load = EvictLast;
   enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4, kAhead = 1 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_697e {  // state of look 1: max(x)
+struct Pass1 {  // state of pass 1: max(x)
   float row_max;
-  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {maximum(a.row_max, b.row_max)};
   }
-  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_max, offset)};
   }
 };
 
-struct Look2_f564 {  // state of look 2: sum(exp_x_minus_row_max)
+struct Pass2_d7bb {  // state of pass 2: sum(exp_x_minus_row_max)
   float row_sum;
-  static __device__ __forceinline__ Look2_f564 combine(const Look2_f564& a, const Look2_f564& b) {
+  static __device__ __forceinline__ Pass2_d7bb combine(const Pass2_d7bb& a, const Pass2_d7bb& b) {
     return {a.row_sum + b.row_sum};
   }
-  static __device__ __forceinline__ Look2_f564 shuffle_xor(const Look2_f564& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_d7bb shuffle_xor(const Pass2_d7bb& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
-struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+struct Pass2_f5cf {  // state of pass 2: sum(exp(x - row_max))
   float row_sum;
-  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+  static __device__ __forceinline__ Pass2_f5cf combine(const Pass2_f5cf& a, const Pass2_f5cf& b) {
     return {a.row_sum + b.row_sum};
   }
-  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_f5cf shuffle_xor(const Pass2_f5cf& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
 
 // softmax forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_team_per_row_e033(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_f32_team_per_row(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -461,45 +481,46 @@ softmax_fwd_f32_team_per_row_e033(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
-  __shared__ typename Team::template Slots<Look2_f564> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_d7bb> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
   float exp_x_minus_row_max_floats[kSteps][kVector];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  Look1_697e look1 = {__int_as_float(0xff800000)};
+  Pass1 pass1 = {__int_as_float(0xff800000)};
 
-  // Look 1: max(x)
+  // Pass 1: max(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -508,18 +529,18 @@ softmax_fwd_f32_team_per_row_e033(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1.row_max = maximum(look1.row_max, x_i);
+        pass1.row_max = maximum(pass1.row_max, x_i);
       }
     }
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  Look2_f564 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_d7bb pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp_x_minus_row_max)
+  // Pass 2: sum(exp_x_minus_row_max)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -527,18 +548,18 @@ softmax_fwd_f32_team_per_row_e033(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = x_floats[step][i];
-        const float exp_x_minus_row_max_i = computed_once(expf(x_i - look1.row_max));
+        const float exp_x_minus_row_max_i = computed_once(expf(x_i - pass1.row_max));
         exp_x_minus_row_max_floats[step][i] = exp_x_minus_row_max_i;
-        look2_row_sum[i % kRunningSums] += exp_x_minus_row_max_i;
+        pass2_row_sum[i % kRunningSums] += exp_x_minus_row_max_i;
       }
     }
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_sum_inverse = 1.0f / pass2.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -547,11 +568,11 @@ softmax_fwd_f32_team_per_row_e033(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float exp_x_minus_row_max_i = exp_x_minus_row_max_floats[step][i];
-        y_values[i] = divide_by_remainder(exp_x_minus_row_max_i, look2.row_sum, row_sum_inverse);
+        y_values[i] = divide_by_remainder(exp_x_minus_row_max_i, pass2.row_sum, row_sum_inverse);
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -560,8 +581,8 @@ softmax_fwd_f32_team_per_row_e033(
 
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_cluster_per_row_34ba(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_f32_cluster_per_row(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -575,30 +596,30 @@ softmax_fwd_f32_cluster_per_row_34ba(
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ Look1_697e look1_slots[2][kCluster * kWarps];
-  __shared__ Look2_2916 look2_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long look2_full[2];
+  __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
+  __shared__ Pass2_f5cf pass2_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
+  __shared__ unsigned long long pass2_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look2_full[i], 1);
+      mbarrier_init(&pass2_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> x_next[kSteps];
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -606,7 +627,7 @@ softmax_fwd_f32_cluster_per_row_34ba(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
@@ -628,9 +649,9 @@ softmax_fwd_f32_cluster_per_row_34ba(
     const unsigned next_row = row + gridDim.x / kCluster;
     if (kAhead && next_row < rows) fetch(next_row);
 
-    Look1_697e look1 = {__int_as_float(0xff800000)};
+    Pass1 pass1 = {__int_as_float(0xff800000)};
 
-    // Look 1: max(x)
+    // Pass 1: max(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -638,17 +659,18 @@ softmax_fwd_f32_cluster_per_row_34ba(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.row_max = maximum(look1.row_max, x_i);
+          pass1.row_max = maximum(pass1.row_max, x_i);
         }
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
 
-    Look2_2916 look2 = {0.0f};
-    float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2_f5cf pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_row_sum[kRunningSums] = {};
 
-    // Look 2: sum(exp(x - row_max))
+    // Pass 2: sum(exp(x - row_max))
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -656,16 +678,16 @@ softmax_fwd_f32_cluster_per_row_34ba(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
+          pass2_row_sum[i % kRunningSums] += expf(x_i - pass1.row_max);
         }
       }
     }
 
-    look2.row_sum = sum_in_pairs(look2_row_sum);
-    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots, look2_full, trip);
-    const float row_sum_inverse = 1.0f / look2.row_sum;
+    pass2.row_sum = sum_in_pairs(pass2_row_sum);
+    pass2 = exchange_cluster<kWarps, kCluster>(pass2, pass2_slots, pass2_full, trip);
+    const float row_sum_inverse = 1.0f / pass2.row_sum;
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -674,11 +696,11 @@ softmax_fwd_f32_cluster_per_row_34ba(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          y_values[i] = divide_by_remainder(expf(x_i - look1.row_max), look2.row_sum, row_sum_inverse);
+          y_values[i] = divide_by_remainder(expf(x_i - pass1.row_max), pass2.row_sum, row_sum_inverse);
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
 
@@ -690,8 +712,8 @@ softmax_fwd_f32_cluster_per_row_34ba(
 
 // softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_any_cols_team_per_row_98a3(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_f32_any_cols_team_per_row(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -702,102 +724,103 @@ softmax_fwd_f32_any_cols_team_per_row_98a3(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
-  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_f5cf> pass2_slots;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   float* y_row = y + static_cast<long long>(row) * y_pitch;
   const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_697e look1 = {__int_as_float(0xff800000)};
+  Pass1 pass1 = {__int_as_float(0xff800000)};
 
-  // Look 1: max(x)
+  // Pass 1: max(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        pass1.row_max = maximum(pass1.row_max, x_i);
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.row_max = maximum(look1.row_max, x_i);
+    pass1.row_max = maximum(pass1.row_max, x_i);
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
+  pass1 = Team::reduce(pass1, pass1_slots);
 
-  Look2_2916 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2_f5cf pass2 = {0.0f};
+  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum(exp(x - row_max))
+  // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
+        pass2_row_sum[i % kRunningSums] += expf(x_i - pass1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2_row_sum[0] += expf(x_i - look1.row_max);
+    pass2_row_sum[0] += expf(x_i - pass1.row_max);
   }
 
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_sum_inverse = 1.0f / pass2.row_sum;
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        y_values[i] = divide_by_remainder(expf(x_i - look1.row_max), look2.row_sum, row_sum_inverse);
+        y_values[i] = divide_by_remainder(expf(x_i - pass1.row_max), pass2.row_sum, row_sum_inverse);
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
     float y_values[1];
     const float x_i = element(x_vec, 0);
-    y_values[0] = divide_by_remainder(expf(x_i - look1.row_max), look2.row_sum, row_sum_inverse);
+    y_values[0] = divide_by_remainder(expf(x_i - pass1.row_max), pass2.row_sum, row_sum_inverse);
     Vec<float, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -967,15 +990,15 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192,   4096,  8, 0u, 0u, false, {{64}, run<softmax_fwd_f32_team_per_row_e033<Cols4096_a055>>}},
+    {8192,   4096,  8, 0u, 0u, false, {{64}, run<softmax_fwd_f32_team_per_row<Cols4096>>}},
     {4096, 131072, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
-     run<softmax_fwd_f32_cluster_per_row_34ba<Cols131072_bc3c>>}},
+     run<softmax_fwd_f32_cluster_per_row<Cols131072>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_98a3<AnyCols_ba44>>},
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_98a3<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row<AnyCols_ba44>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.
@@ -1044,7 +1067,7 @@ inline cudaError_t softmax_fwd_f32_pitched(
     cudaStream_t stream = nullptr) {
   namespace k = softmax_fwd_f32_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || x_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -27,7 +27,8 @@
 //           stored dtype, over adversarial rows, on the GPU: dgate 1, dup 1. More than 1 is refused; rounding to 16
 //           bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "swiglu_bwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::swiglu_bwd_bf16(
@@ -191,6 +192,16 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -214,13 +225,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
@@ -229,18 +248,18 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
   static __device__ __forceinline__ void meet() {}
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kParts    blocks that share a row
 // kVector   elements per access
 // kStride   columns from one vector of a thread to its next
@@ -248,15 +267,16 @@ struct Threads {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
-struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 }; };
+struct Cols11008 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
+};
 struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
 // swiglu backward: a block owns a part of a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_bwd_bf16_block_per_part_a069(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+swiglu_bwd_bf16_block_per_part(
     bfloat16* __restrict__ dgate,
     bfloat16* __restrict__ dup,
     Input<Config, bfloat16> dy,
@@ -271,14 +291,15 @@ swiglu_bwd_bf16_block_per_part_a069(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = rows - 1 - blockIdx.x / kParts;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   bfloat16* dgate_row = dgate + static_cast<long long>(row) * dgate_pitch;
   bfloat16* dup_row = dup + static_cast<long long>(row) * dup_pitch;
@@ -287,26 +308,26 @@ swiglu_bwd_bf16_block_per_part_a069(
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> dy_held[kSteps];
   Vec<bfloat16, kVector> gate_held[kSteps];
   Vec<bfloat16, kVector> up_held[kSteps];
 
-  // The row of dy and gate and up is read once and waits in registers; each thread reads back its own part.
+  // Read the row of dy and gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      dy_held[step] = read<kVector, Load>(dy_row + own + step * kStride);
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+      dy_held[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+      gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -324,10 +345,10 @@ swiglu_bwd_bf16_block_per_part_a069(
       }
       Vec<bfloat16, kVector> dgate_vec;
       pack(dgate_vec, dgate_values);
-      write<Store>(dgate_row + own + step * kStride, dgate_vec);
+      write<Store>(dgate_row + first_col + step * kStride, dgate_vec);
       Vec<bfloat16, kVector> dup_vec;
       pack(dup_vec, dup_values);
-      write<Store>(dup_row + own + step * kStride, dup_vec);
+      write<Store>(dup_row + first_col + step * kStride, dup_vec);
     }
   }
 
@@ -336,8 +357,8 @@ swiglu_bwd_bf16_block_per_part_a069(
 
 // swiglu backward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_bwd_bf16_any_cols_team_per_row_a3b6(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+swiglu_bwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ dgate,
     bfloat16* __restrict__ dup,
     Input<Config, bfloat16> dy,
@@ -354,11 +375,12 @@ swiglu_bwd_bf16_any_cols_team_per_row_a3b6(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kUnroll = Config::kUnroll;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* dgate_row = dgate + static_cast<long long>(row) * dgate_pitch;
@@ -366,25 +388,25 @@ swiglu_bwd_bf16_any_cols_team_per_row_a3b6(
   const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
   const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
-      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + own + step * kStride);
-      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + own + step * kStride);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + first_col + step * kStride);
       float dgate_values[kVector];
       float dup_values[kVector];
       #pragma unroll
@@ -398,10 +420,10 @@ swiglu_bwd_bf16_any_cols_team_per_row_a3b6(
       }
       Vec<bfloat16, kVector> dgate_vec;
       pack(dgate_vec, dgate_values);
-      write<Store>(dgate_row + own + step * kStride, dgate_vec);
+      write<Store>(dgate_row + first_col + step * kStride, dgate_vec);
       Vec<bfloat16, kVector> dup_vec;
       pack(dup_vec, dup_values);
-      write<Store>(dup_row + own + step * kStride, dup_vec);
+      write<Store>(dup_row + first_col + step * kStride, dup_vec);
     }
   }
   if (has_edge) {
@@ -582,13 +604,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_bwd_bf16_block_per_part_a069<Cols11008_0615>>}},
+     run<swiglu_bwd_bf16_block_per_part<Cols11008>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_team_per_row_a3b6<AnyCols_492e>>},
-    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_team_per_row_a3b6<AnyCols_b2dd>>},
+    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_team_per_row<AnyCols_492e>>},
+    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_team_per_row<AnyCols_b2dd>>},
 };
 
 // Bits of `absent`: none.
@@ -659,7 +681,7 @@ inline cudaError_t swiglu_bwd_bf16_pitched(
   namespace k = swiglu_bwd_bf16_detail;
   const bool invalid =
       rows < 0 || cols < 1 || dgate_pitch < cols || dup_pitch < cols || dy_pitch < cols || gate_pitch < cols ||
-      up_pitch < cols;
+      up_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

@@ -77,7 +77,8 @@
 //           stored dtype, over adversarial rows, on the GPU: y 1. More than 1 is refused; rounding to 16 bits or fewer
 //           alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+//           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
+//           here
 //
 // use       #include "swiglu_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::swiglu_fwd_bf16(
@@ -304,6 +305,16 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -327,13 +338,21 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The first block takes the last tile: of an input larger than L2 it still holds the last rows.
+struct LastRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int last) { return last - block; }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
@@ -342,18 +361,18 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
   static __device__ __forceinline__ void meet() {}
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// What a tuned shape is: the sizes and hints of its kernel. In kernels:
 // kParts    blocks that share a row
 // kVector   elements per access
 // kStride   columns from one vector of a thread to its next
@@ -382,23 +401,27 @@ struct Cols3072_f04a : Plain { using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 96, kParts = 4, kVector = 8 };
 };
 struct Cols4864_acd2 : Plain { enum : int { kCols = 4864, kThreads = 608, kParts = 2, kVector = 4 }; };
-struct Cols4864_747c : Plain { using Load = NoAllocate;
+struct Cols4864_156a : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 4864, kThreads = 128, kParts = 5, kVector = 4 };
 };
 struct Cols6144_ac9a : Plain { enum : int { kCols = 6144, kThreads = 192, kParts = 8, kVector = 4 }; };
-struct Cols6144_9d79 : Plain { using Load = NoAllocate;
+struct Cols6144_4ff9 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8 };
 };
 struct Cols8192_eb2c : Plain { enum : int { kCols = 8192, kThreads = 512, kParts = 2, kVector = 4 }; };
-struct Cols8192_f079 : Plain { using Load = NoAllocate;
+struct Cols8192_036b : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 8192, kThreads = 256, kParts = 2, kVector = 8 };
 };
 struct Cols8960_1694 : Plain { enum : int { kCols = 8960, kThreads = 160, kParts = 7, kVector = 4 }; };
-struct Cols8960_01af : Plain { enum : int { kCols = 8960, kThreads = 128, kParts = 9, kVector = 8 }; };
+struct Cols8960_a30a : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 8960, kThreads = 128, kParts = 9, kVector = 8 };
+};
 struct Cols9728_0403 : Plain { using Load = NoAllocate;
   enum : int { kCols = 9728, kThreads = 64, kParts = 19, kVector = 4 };
 };
-struct Cols9728_6751 : Plain { enum : int { kCols = 9728, kThreads = 256, kParts = 5, kVector = 8 }; };
+struct Cols9728_c1a3 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 9728, kThreads = 256, kParts = 5, kVector = 8 };
+};
 struct Cols11008_b040 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 11, kVector = 4 }; };
 struct Cols11008_c38c : Plain { using Load = NoAllocate;
   enum : int { kCols = 11008, kThreads = 64, kParts = 43, kVector = 4 };
@@ -408,41 +431,68 @@ struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kPar
 struct Cols11008_efb6 : Plain { using Load = NoAllocate;
   enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
 };
+struct Cols11008_706d : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
+};
 struct Cols12288_f9a9 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 6, kVector = 8 }; };
-struct Cols12288_cb81 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8 }; };
+struct Cols12288_7db5 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8 };
+};
 struct Cols13824_a05a : Plain { enum : int { kCols = 13824, kThreads = 128, kParts = 27, kVector = 4 }; };
-struct Cols13824_a45b : Plain { enum : int { kCols = 13824, kThreads = 256, kParts = 7, kVector = 8 }; };
+struct Cols13824_040a : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 13824, kThreads = 256, kParts = 7, kVector = 8 };
+};
 struct Cols14336_d3a2 : Plain { enum : int { kCols = 14336, kThreads = 224, kParts = 4, kVector = 8 }; };
-struct Cols14336_cec9 : Plain { enum : int { kCols = 14336, kThreads = 256, kParts = 7, kVector = 8 }; };
+struct Cols14336_3d06 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 14336, kThreads = 256, kParts = 7, kVector = 8 };
+};
 struct Cols16384_d77d : Plain { enum : int { kCols = 16384, kThreads = 1024, kParts = 2, kVector = 4 }; };
-struct Cols16384_ca6d : Plain { enum : int { kCols = 16384, kThreads = 256, kParts = 4, kVector = 8 }; };
+struct Cols16384_c38f : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 16384, kThreads = 256, kParts = 4, kVector = 8 };
+};
 struct Cols17408_1333 : Plain { enum : int { kCols = 17408, kThreads = 544, kParts = 4, kVector = 4 }; };
-struct Cols17408_f9ee : Plain { using Load = EvictLast;
+struct Cols17408_2305 : Plain { using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 17408, kThreads = 128, kParts = 17, kVector = 8 };
 };
 struct Cols17920_edd4 : Plain { enum : int { kCols = 17920, kThreads = 320, kParts = 7, kVector = 4 }; };
-struct Cols17920_e96a : Plain { enum : int { kCols = 17920, kThreads = 256, kParts = 9, kVector = 8 }; };
+struct Cols17920_5a9a : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 17920, kThreads = 256, kParts = 9, kVector = 8 };
+};
 struct Cols18432_0b3e : Plain { enum : int { kCols = 18432, kThreads = 256, kParts = 18, kVector = 4 }; };
-struct Cols18432_ae66 : Plain { enum : int { kCols = 18432, kThreads = 256, kParts = 9, kVector = 8 }; };
+struct Cols18432_90ee : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 18432, kThreads = 256, kParts = 9, kVector = 8 };
+};
 struct Cols18944_ee45 : Plain { enum : int { kCols = 18944, kThreads = 64, kParts = 37, kVector = 8 }; };
-struct Cols18944_ff9c : Plain { enum : int { kCols = 18944, kThreads = 128, kParts = 19, kVector = 8 }; };
+struct Cols18944_f9b8 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 18944, kThreads = 128, kParts = 19, kVector = 8 };
+};
 struct Cols25600_a774 : Plain { enum : int { kCols = 25600, kThreads = 256, kParts = 25, kVector = 4 }; };
-struct Cols25600_1153 : Plain { enum : int { kCols = 25600, kThreads = 128, kParts = 25, kVector = 8 }; };
+struct Cols25600_e87a : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 25600, kThreads = 128, kParts = 25, kVector = 8 };
+};
 struct Cols27648_ace9 : Plain { enum : int { kCols = 27648, kThreads = 576, kParts = 3, kVector = 8 }; };
-struct Cols27648_b506 : Plain { enum : int { kCols = 27648, kThreads = 128, kParts = 27, kVector = 8 }; };
+struct Cols27648_652d : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 27648, kThreads = 128, kParts = 27, kVector = 8 };
+};
 struct Cols28672_c801 : Plain { enum : int { kCols = 28672, kThreads = 448, kParts = 4, kVector = 8 }; };
-struct Cols28672_cba9 : Plain { enum : int { kCols = 28672, kThreads = 256, kParts = 7, kVector = 8 }; };
+struct Cols28672_5425 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 28672, kThreads = 256, kParts = 7, kVector = 8 };
+};
 struct Cols29568_2c5d : Plain { enum : int { kCols = 29568, kThreads = 256, kParts = 29, kVector = 4 }; };
-struct Cols29568_815a : Plain { enum : int { kCols = 29568, kThreads = 128, kParts = 29, kVector = 8 }; };
+struct Cols29568_f30f : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 29568, kThreads = 128, kParts = 29, kVector = 8 };
+};
 struct Cols53248_33f0 : Plain { enum : int { kCols = 53248, kThreads = 256, kParts = 52, kVector = 4 }; };
-struct Cols53248_5921 : Plain { enum : int { kCols = 53248, kThreads = 256, kParts = 13, kVector = 8 }; };
+struct Cols53248_1b39 : Plain { using Order = LastRowsFirst;
+  enum : int { kCols = 53248, kThreads = 256, kParts = 13, kVector = 8 };
+};
 struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
 // swiglu forward: a block owns a part of a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_block_per_part_6578(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+swiglu_fwd_bf16_block_per_part(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -453,38 +503,39 @@ swiglu_fwd_bf16_block_per_part_6578(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x / kParts;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> gate_held[kSteps];
   Vec<bfloat16, kVector> up_held[kSteps];
 
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+      gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -498,7 +549,7 @@ swiglu_fwd_bf16_block_per_part_6578(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -507,8 +558,8 @@ swiglu_fwd_bf16_block_per_part_6578(
 
 // swiglu forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_team_per_row_0625(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+swiglu_fwd_bf16_team_per_row_39ce(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -520,41 +571,42 @@ swiglu_fwd_bf16_team_per_row_0625(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* gate_row = gate + static_cast<long long>(valid_row) * gate_pitch;
   const bfloat16* up_row = up + static_cast<long long>(valid_row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> gate_held[kSteps];
   Vec<bfloat16, kVector> up_held[kSteps];
 
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+      gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -568,7 +620,7 @@ swiglu_fwd_bf16_team_per_row_0625(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -577,8 +629,8 @@ swiglu_fwd_bf16_team_per_row_0625(
 
 // swiglu forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_team_per_row_07bb(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+swiglu_fwd_bf16_team_per_row_7eae(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -590,41 +642,43 @@ swiglu_fwd_bf16_team_per_row_07bb(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* gate_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* up_shared = reinterpret_cast<bfloat16*>(gate_shared + kSteps * kThreads * kVector);
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* gate_row = gate + static_cast<long long>(valid_row) * gate_pitch;
   const bfloat16* up_row = up + static_cast<long long>(valid_row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  // The row of gate and up is read once and waits in shared memory; each thread reads back its own part.
+  // Read the row of gate and up once; it waits in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       write(gate_shared + (step * kThreads + threadIdx.x) * kVector,
-          read<kVector, Load>(gate_row + own + step * kStride));
-      write(up_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(up_row + own + step * kStride));
+          read<kVector, Load>(gate_row + first_col + step * kStride));
+      write(up_shared + (step * kThreads + threadIdx.x) * kVector,
+          read<kVector, Load>(up_row + first_col + step * kStride));
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -640,74 +694,7 @@ swiglu_fwd_bf16_team_per_row_07bb(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// swiglu forward: a block owns a part of a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_block_per_part_50a8(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> gate,
-    Input<Config, bfloat16> up,
-    long long y_pitch,
-    long long gate_pitch,
-    long long up_pitch,
-    int rows) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = rows - 1 - blockIdx.x / kParts;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> gate_held[kSteps];
-  Vec<bfloat16, kVector> up_held[kSteps];
-
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
-    }
-  }
-
-  Chain::at_loads();
-
-  // One look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_held[step], i);
-        const float up_i = element(up_held[step], i);
-        y_values[i] = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 
@@ -716,8 +703,8 @@ swiglu_fwd_bf16_block_per_part_50a8(
 
 // swiglu forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_any_cols_team_per_row_b4e8(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+swiglu_fwd_bf16_any_cols_team_per_row(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -730,34 +717,35 @@ swiglu_fwd_bf16_any_cols_team_per_row_b4e8(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kUnroll = Config::kUnroll;
 
   const int lane = Team::lane();
-  const int row = blockIdx.x;
+  const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(gate_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + own + step * kStride);
-      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + own + step * kStride);
+      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + first_col + step * kStride);
+      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -767,7 +755,7 @@ swiglu_fwd_bf16_any_cols_team_per_row_b4e8(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + own + step * kStride, y_vec);
+      write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -934,109 +922,109 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  64,   768,  8, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols768_82d1>>}},
-    {4096,   768, 16, 0u, 0u, false, {{64, 2}, run<swiglu_fwd_bf16_team_per_row_0625<Cols768_01f8>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols768_82d1>>}},
+    {4096,   768, 16, 0u, 0u, false, {{64, 2}, run<swiglu_fwd_bf16_team_per_row_39ce<Cols768_01f8>>}},
     {  64,  1536,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols1536_a06b>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols1536_a06b>>}},
     {4096,  1536, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 1, 6144},
-     run<swiglu_fwd_bf16_team_per_row_07bb<Cols1536_709a>>}},
+     run<swiglu_fwd_bf16_team_per_row_7eae<Cols1536_709a>>}},
     {  64,  2048,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 2},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols2048_6295>>}},
-    {4096,  2048, 16, 0u, 0u, false, {{128}, run<swiglu_fwd_bf16_team_per_row_0625<Cols2048_14ec>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols2048_6295>>}},
+    {4096,  2048, 16, 0u, 0u, false, {{128}, run<swiglu_fwd_bf16_team_per_row_39ce<Cols2048_14ec>>}},
     {  64,  3072,  8, 0u, 0u, false, {{192, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols3072_8e8a>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols3072_8e8a>>}},
     {4096,  3072, 16, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols3072_f04a>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols3072_f04a>>}},
     {  64,  4864,  8, 0u, 0u, false, {{608, 1, false, 0, 0, 0, 1, 2},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols4864_acd2>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols4864_acd2>>}},
     {4096,  4864,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols4864_747c>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols4864_156a>>}},
     {  64,  6144,  8, 0u, 0u, false, {{192, 1, false, 0, 0, 0, 1, 8},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols6144_ac9a>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols6144_ac9a>>}},
     {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols6144_9d79>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols6144_4ff9>>}},
     {  64,  8192,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 2},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols8192_eb2c>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols8192_eb2c>>}},
     {4096,  8192, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 2},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols8192_f079>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols8192_036b>>}},
     {  64,  8960,  8, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 7},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols8960_1694>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols8960_1694>>}},
     {4096,  8960, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 9},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols8960_01af>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols8960_a30a>>}},
     {  64,  9728,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 19},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols9728_0403>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols9728_0403>>}},
     {4096,  9728, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols9728_6751>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols9728_c1a3>>}},
     {   1, 11008,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_b040>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols11008_b040>>}},
     {  16, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 43},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_c38c>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols11008_c38c>>}},
     {  64, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_63c9>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols11008_63c9>>}},
     { 256, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_0615>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols11008_0615>>}},
     {1024, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_efb6>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols11008_efb6>>}},
     {4096, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols11008_0615>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols11008_706d>>}},
     {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols12288_f9a9>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols12288_f9a9>>}},
     {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols12288_cb81>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols12288_7db5>>}},
     {  64, 13824,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 27},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols13824_a05a>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols13824_a05a>>}},
     {4096, 13824, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols13824_a45b>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols13824_040a>>}},
     {  64, 14336, 16, 0u, 0u, false, {{224, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols14336_d3a2>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols14336_d3a2>>}},
     {4096, 14336, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols14336_cec9>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols14336_3d06>>}},
     {  64, 16384,  8, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 2},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols16384_d77d>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols16384_d77d>>}},
     {4096, 16384, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols16384_ca6d>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols16384_c38f>>}},
     {  64, 17408,  8, 0u, 0u, false, {{544, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols17408_1333>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols17408_1333>>}},
     {4096, 17408, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 17},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols17408_f9ee>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols17408_2305>>}},
     {  64, 17920,  8, 0u, 0u, false, {{320, 1, false, 0, 0, 0, 1, 7},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols17920_edd4>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols17920_edd4>>}},
     {4096, 17920, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols17920_e96a>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols17920_5a9a>>}},
     {  64, 18432,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 18},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols18432_0b3e>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols18432_0b3e>>}},
     {4096, 18432, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols18432_ae66>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols18432_90ee>>}},
     {  64, 18944, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 37},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols18944_ee45>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols18944_ee45>>}},
     {4096, 18944, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 19},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols18944_ff9c>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols18944_f9b8>>}},
     {  64, 25600,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 25},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols25600_a774>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols25600_a774>>}},
     {4096, 25600, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 25},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols25600_1153>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols25600_e87a>>}},
     {  64, 27648, 16, 0u, 0u, false, {{576, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols27648_ace9>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols27648_ace9>>}},
     {4096, 27648, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 27},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols27648_b506>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols27648_652d>>}},
     {  64, 28672, 16, 0u, 0u, false, {{448, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols28672_c801>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols28672_c801>>}},
     {4096, 28672, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols28672_cba9>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols28672_5425>>}},
     {  64, 29568,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 29},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols29568_2c5d>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols29568_2c5d>>}},
     {4096, 29568, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 29},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols29568_815a>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols29568_f30f>>}},
     {  64, 53248,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 52},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols53248_33f0>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols53248_33f0>>}},
     {4096, 53248, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 13},
-     run<swiglu_fwd_bf16_block_per_part_50a8<Cols53248_5921>>}},
+     run<swiglu_fwd_bf16_block_per_part<Cols53248_1b39>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_b4e8<AnyCols_492e>>},
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_b4e8<AnyCols_b2dd>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row<AnyCols_492e>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row<AnyCols_b2dd>>},
 };
 
 // Bits of `absent`: none.
@@ -1105,7 +1093,7 @@ inline cudaError_t swiglu_fwd_bf16_pitched(
     long long up_pitch, int rows, int cols, cudaStream_t stream = nullptr) {
   namespace k = swiglu_fwd_bf16_detail;
   const bool invalid =
-      rows < 0 || cols < 1 || y_pitch < cols || gate_pitch < cols || up_pitch < cols;
+      rows < 0 || cols < 1 || y_pitch < cols || gate_pitch < cols || up_pitch < cols || rows > 2139095040;
   if (invalid) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   const bool missing =

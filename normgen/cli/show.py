@@ -112,7 +112,7 @@ def _gradient(spec: Spec, name: str) -> str:
 @click.option("--ir", "what", flag_value="ir", help="The RowProgram after each pass.")
 @click.option("--cuda", "what", flag_value="cuda", default="cuda", help="The whole emitted CUDA text (default).")
 @click.option("--kernel", "what", flag_value="kernel", help="The kernels alone, without the device library's helpers.")
-@click.option("--template", "what", flag_value="template", help="They as headers have them, templates of a Config.")
+@click.option("--template", "what", flag_value="template", help="The kernels as in headers: templates of a Config.")
 @schedule_option
 @click.option("--print-schedule", "what", flag_value="schedule", help="The schedule with every knob.")
 def show_command(target: str, what: str, as_json: bool, knobs: str, **options: Any) -> None:

@@ -49,7 +49,7 @@ class Site:
         return self.held.format(tensor)
 
 
-_STEP = "own + step * kStride"
+_STEP = "first_col + step * kStride"
 ALIGNED = Site(width="kVector", index="i", at="vector * kVector", place=_STEP, held="{}_held[step]")
 SHIFTED = Site(width="kVector", index="i", at="column", place=_STEP, held="{}_held[step]")
 EDGE = Site(width="1", index="0", at="edge", place="edge", held="{}_edge")
@@ -389,7 +389,7 @@ class Access(Tensors):
         first, stride = self.first_tile, self.tile_stride
         start = f"(rows - 1 - {first}) / ({stride}) * ({stride}) + {first}"
         start = f"{first} < rows ? static_cast<int>({start}) : -1"
-        return [Let("const int", "last_start", start, "the last of this walker's tiles comes first")]
+        return [Let("const int", "last_start", start, "this block takes its last tile first")]
 
     def behind(self, tile: str = "", *, tiles: str = "") -> str:
         """The start of the tile that a walker comes to behind `tile`, else this one, or of that many `tiles` on."""
@@ -410,9 +410,8 @@ class Access(Tensors):
     def only_row(self) -> str:
         """The row of a thread whose block has one tile."""
         if not self.plan.rows_beside:
-            return f"rows - 1 - {self.walker}" if self.plan.descends else self.walker
-        tile = "((rows - 1) / kRowsPerBlock - Team::tile())" if self.plan.descends else "Team::tile()"
-        return f"{tile} * kRowsPerBlock + slot"
+            return f"Order::tile({self.walker}, rows - 1)"
+        return "Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row"
 
     @property
     def tile_stride(self) -> str:
@@ -428,11 +427,11 @@ class Access(Tensors):
         """Which row this is."""
         found: list[Statement] = []
         if self.plan.loops_rows:
-            found += [Let("const int", "row", f"first_row + slot{self._apart}")] if self.plan.rows_beside else []
+            found += [Let("const int", "row", f"first_row + block_row{self._apart}")] if self.plan.rows_beside else []
         if self.plan.rows_beside:
             other = "own_row" if self.plan.one_shift else self.last
-            what = "their lane's first row" if self.plan.one_shift else "the last row"
-            why = f"idle rows recompute {what} and store nothing"
+            what = "their lane's first row" if self.plan.one_shift else "it"
+            why = f"threads past the last row redo {what} and store nothing"
             found.append(Let("const bool", "active", f"kRowsPerBlock == 1 || row < {self.end}", why))
             found.append(Let("const int", "valid_row", f"active ? row : {other}"))
         return found
@@ -441,7 +440,7 @@ class Access(Tensors):
         """Within a function that fetches a tile: the thread's row, and what declares it."""
         if not self.plan.rows_beside:
             return self.tile, []
-        own = f"first_row + slot{self._apart}"
+        own = f"first_row + block_row{self._apart}"
         row = f"min({own}, {self.last})" if self.walks_heads else f"Team::row(first_row, {self.end})"
         row = f"{own} < {self.end} ? {own} : own_row" if self.plan.one_shift else row
         return "fetched_row", [Let("const int", "fetched_row", row)]
@@ -480,10 +479,12 @@ class Access(Tensors):
             first = address.format(f"&{x.name}[0]")  # NVRTC 13.0 does not cast an Input of a template's Config
             shift = f"({first} / {size} % kVector + {offset}) % {self.unit}"
         return [
-            Comment("A row's first elements, up to its first aligned vector, and its last ones belong to a lane each."),
+            Comment(
+                "Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each."
+            ),
             Let("const int", "shift", f"static_cast<int>({shift})"),
             Let("const int", "head", f"({self.unit} - shift) % {self.unit}"),
-            Let("const int", "own", "head + lane * kVector"),
+            Let("const int", "first_col", "head + lane * kVector"),
             Let("const int", "vectors", f"({self.cols} - head) / kVector"),
             Let("const int", "edge", "lane < head ? lane : lane + vectors * kVector"),
             Let("const bool", "has_edge", f"edge < {self.cols}"),
@@ -494,7 +495,7 @@ class Access(Tensors):
         plan = self.plan
         if plan.one_shift:
             x = self.first_elem.name
-            slot = f"{self.first_tile} + slot{self._apart}"
+            slot = f"{self.first_tile} + block_row{self._apart}"
             offset = f"static_cast<long long>(own_row) * {x}_pitch"
             of = self.unit if plan.cut.has_unit else "the vector"
             first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile

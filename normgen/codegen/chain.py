@@ -57,7 +57,7 @@ def start_of_chain(ahead: list[Statement], asked: list[Statement]) -> list[State
     ahead  reads of what no kernel in front writes
     asked  what comes to L2 meanwhile: no value is read, so that a kernel in front may still write it
     """
-    wait = Do("Chain::wait()", "nothing before it depends on the kernels in front of this one")
+    wait = Do("Chain::wait()", "what follows may read what earlier kernels in the stream wrote")
     return [Gap(), *asked, Do("Chain::at_start()"), *([Gap(), *ahead] if ahead else []), wait, Gap()]
 
 

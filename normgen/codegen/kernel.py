@@ -18,9 +18,10 @@ from normgen.codegen.chain import (
     tensor_params,
 )
 from normgen.codegen.columns import ColumnSums
+from normgen.codegen.config.kernel_text import KernelText
+from normgen.codegen.config.rows import RowPrinter, division_setting, order_setting
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.exchange.team import team_constants
-from normgen.codegen.kernel_text import KernelText
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
 from normgen.codegen.printer import Printer
@@ -153,7 +154,7 @@ class MainKernel:
     def row_values(self, stage: int) -> list[Statement]:
         """Row values that become known at `stage`: loads and pivots at 0, then maps."""
         found: list[Statement] = []
-        names, printer = self.access.names, Printer(self.access.names)
+        names, printer = self.access.names, RowPrinter(self.access.names)
         totals = {store.value for store, _ in self.plan.program.total_terms}
         for statement in self.plan.program.statements:
             if not isinstance(statement, Load | Map) or statement.kind.within_row or statement.name in totals:
@@ -225,10 +226,10 @@ class MainKernel:
             lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
         found: list[Statement] = [Let("const int", "lane", lane)]
         if not plan.cut.shifted:
-            found.append(Let("const int", "own", "lane * kVector", "the column of a thread's first vector"))
+            found.append(Let("const int", "first_col", "lane * kVector", "of this thread's first vector"))
         found += self.looks.groups.thread()
         if plan.rows_beside:
-            found.append(Let("const int", "slot", "Team::slot()", "this thread's row within the block"))
+            found.append(Let("const int", "block_row", "Team::block_row()", "this thread's row within the block"))
         if not plan.loops_rows:
             found.append(Let("const int", "row", self.access.only_row))
         if plan.problem.any_cols:
@@ -358,6 +359,7 @@ class MainKernel:
         found.append(type_setting("Store", policy(s.store)))
         found.append(chain_setting(s))
         found.append(params_setting(s.params))
+        found += [order_setting(s.row_order), division_setting(problem, s.division)]
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
         is_early = int(s.params.read_early or s.keeps_params)
@@ -400,8 +402,8 @@ class MainKernel:
         first = f"{what}: {owner}; each row is read {times}."
         taken = (f"{written} takes the place of {read}." for written, read in plan.problem.in_place)
         laid = (f"{name} is {layout.replace('_', '-')}." for name, layout in plan.problem.layout)
-        last = ("The last rows come first: of an input too large for L2 it still has these.",) if plan.descends else ()
-        return (first, *taken, *laid, *last, *chain_comment(plan))
+        last = "The last rows come first: of an input larger than L2 it still holds those."
+        return (first, *taken, *laid, *([last] if plan.descends and plan.loops_rows else []), *chain_comment(plan))
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
@@ -416,13 +418,12 @@ class MainKernel:
             *([For(self.access.walk, tuple(row))] if plan.loops_rows else row),
             *self.epilogue(),
         ]
-        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain}
-        config |= {"kBlocksPerSm": plan.least_blocks} if plan.least_blocks else {}
+        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain, "kBlocksPerSm": plan.least_blocks}
         return KernelText(
             name=self.name,
             comment=self.comment(),
             params=tuple(map(self.declared, self.params)),
-            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if plan.least_blocks else ""),
+            bounds="Config::kThreads, Config::kBlocksPerSm",
             config=config,
             body=pruned(body),
             types=tuple(

@@ -81,7 +81,7 @@ class Looks:
         if look < len(self.plan.looks):
             comment = self.access.states[look].doc.capitalize()
         else:
-            comment = "Last look: the outputs" if self.plan.looks else "One look: the outputs"
+            comment = "Last pass: the outputs" if self.plan.looks else "One pass: the outputs"
         walks: list[Walk] = []
         for span in self.access.spans:
             walk = self.look_at(look, self.access.vector_site, span.place)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
 
-from normgen.codegen.alone import alone
-from normgen.codegen.kernel_text import PLAIN, KernelText
+from normgen.codegen.config.alone import alone
+from normgen.codegen.config.kernel_text import PLAIN, KernelText
 from normgen.codegen.library import File, needed
 from normgen.codegen.module import KernelEntry, Module, Param, Workspace
 from normgen.codegen.spelling import Spelling, unmarked
@@ -57,6 +59,10 @@ class KernelSource(Protocol):
         ...
 
 
+_NAME = re.compile(r"\w+_[0-9a-f]{4}\b")
+_DIGEST = re.compile(r"(\w+)_[0-9a-f]{4}")
+
+
 @dataclass(frozen=True)
 class Config:
     """What makes a kernel of a strategy: the line that defines its sizes, and the name of the type."""
@@ -97,7 +103,30 @@ class Parts:
     def every_type(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(text for types in self.types for text in types))
 
+    def names(self) -> Iterator[str]:
+        """Of its kernels, their types and its Config: each ends with a digest of what it names."""
+        yield from (kernel.name for kernel in self.kernels)
+        yield from (text.split()[1] for text in self.every_type)
+        yield self.config.name
+
+    def renamed(self, names: Mapping[str, str]) -> Parts:
+        """The same by other names."""
+
+        def within(text: str) -> str:
+            return _NAME.sub(lambda found: names.get(found[0], found[0]), text)
+
+        return replace(
+            self,
+            types=tuple(tuple(map(within, types)) for types in self.types),
+            texts=tuple(map(within, self.texts)),
+            config=Config(name=within(self.config.name), text=within(self.config.text)),
+            kernels=tuple(replace(k, name=within(k.name), config=within(k.config)) for k in self.kernels),
+        )
+
     def module(self) -> Module:
+        return self.renamed(short_names([self]))._module()
+
+    def _module(self) -> Module:
         hardware, portable = (
             "\n".join(file.text for file in self.library if file.is_hardware is is_hardware)
             for is_hardware in (True, False)
@@ -110,6 +139,15 @@ class Parts:
             min_arch=self.min_arch,
             workspace=self.workspace,
         )
+
+
+def short_names(every: Sequence[Parts]) -> dict[str, str]:
+    """Names of one text without the digest that tells them apart, where nothing else there has the name."""
+    texts = [text for p in every for text in (*p.texts, *p.every_type, p.config.text)]
+    taken = frozenset[str]().union(*map(identifiers, dict.fromkeys(texts)))
+    stems = {name: found[1] for p in every for name in p.names() if (found := _DIGEST.fullmatch(name))}
+    counts = Counter(stems.values())
+    return {name: stem for name, stem in stems.items() if counts[stem] == 1 and stem not in taken}
 
 
 def parts_of(source: KernelSource, *, is_alone: bool = False) -> Parts:

@@ -21,8 +21,8 @@ CONSTANTS = {LOWEST.name: "-3.402823466e+38f"}
 class State:
     """The packed state of all row reductions of one look, exchanged in one tree."""
 
-    type: str  # Look1
-    variable: str  # look1
+    type: str  # Pass1
+    variable: str  # pass1
     doc: str
     components: tuple[str, ...]
     identity: tuple[str, ...]
@@ -40,10 +40,9 @@ class State:
             words = ", ".join(f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components)
             head = "shuffle_xor(const {0}& s, int offset, unsigned mask)"
             members.append(self._function(head, Do(f"return {{{words}}}")))
-        if short:  # in the fewest steps
+        if short and self.are_largest:  # in the fewest steps
             largest = ", ".join(f"largest_of_warp(s.{name})" for name in self.components)
-            found = f"{{{largest}}}" if self.are_largest else "reduce_lanes<32>(s)"
-            members.append(self._function("of_warp(const {0}& s)", Do(f"return {found}")))
+            members.append(self._function("of_warp(const {0}& s)", Do(f"return {{{largest}}}")))
         return Struct(self.type, tuple(members), f"state of {self.doc}")
 
     def _function(self, head: str, *body: Statement) -> For:
@@ -53,7 +52,7 @@ class State:
     def start(self) -> list[Statement]:
         """Before the look: the state of no element, and the running sums of a thread."""
         lowest = "the lowest finite number: -inf - -inf is NaN" if CONSTANTS[LOWEST.name] in self.identity else ""
-        why = "short chains of additions: few roundings, and none waits for another"
+        why = "independent partial sums: shorter dependency chains, fewer roundings each"
         sums = [
             Do(f"float {self.sums(name)}[kRunningSums] = {{}}", "" if i else why) for i, name in enumerate(self.added)
         ]
@@ -80,9 +79,9 @@ def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:
         combined += recipe.texts
     printer = Printer(CONSTANTS)
     return State(
-        type=unnamed(f"Look{look}"),
-        variable=f"look{look}",
-        doc=f"look {look}: " + ", ".join(f"{r.monoid.name}({', '.join(map(author.text, r.args))})" for r in reduces),
+        type=unnamed(f"Pass{look}"),
+        variable=f"pass{look}",
+        doc=f"pass {look}: " + ", ".join(f"{r.monoid.name}({', '.join(map(author.text, r.args))})" for r in reduces),
         components=tuple(name for r in reduces for name in r.names),
         identity=tuple(printer.text(e) for r in reduces for e in r.monoid.identity),
         lets=tuple(lets),

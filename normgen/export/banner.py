@@ -135,7 +135,7 @@ def _records(entries: Sequence[TunedShape]) -> list[str]:
     files = " and ".join(f"records/{name}.jsonl" for name in _unique(gpu_slug(entry.device) for entry in entries))
     said = (
         f"{files}: schedule, command and all figures of each line of the table; `normgen show` with --op, --shape, "
-        "--dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here"
+        "--dtype and --schedule prints its kernel with the sizes written out, with --template as it stands here"
     )
     return _wrapped(said, "records   ")
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from normgen.codegen.library import File, in_order, needed
 from normgen.codegen.module import KernelEntry
-from normgen.codegen.parts import Parts, legend_lines
+from normgen.codegen.parts import Parts, legend_lines, short_names
 from normgen.codegen.statements import identifiers
 from normgen.codegen.templates import tidy
 from normgen.pipeline import answered, emit_parts
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 
-SIZES = "// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:"
+SIZES = "// What a tuned shape is: the sizes and hints of its kernel. In kernels:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +94,8 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
         parts = emit_parts(problem, schedule)
         names.append(parts.kernels[0].expression)
         emitted.setdefault(names[-1], CompiledProblem(problem=problem, schedule=schedule, parts=parts))
+    short = short_names([c.parts for c in emitted.values()])
+    emitted = {name: replace(c, parts=c.parts.renamed(short)) for name, c in emitted.items()}
     library = _library(emitted.values())
     types = dict.fromkeys(text for c in emitted.values() for text in c.parts.every_type)
     strategies = dict.fromkeys(text for c in emitted.values() for text in c.parts.texts)

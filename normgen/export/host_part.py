@@ -16,7 +16,7 @@ from normgen.device import MOST_TOGETHER
 from normgen.export.device_part import CompiledProblem
 from normgen.export.groups import HeaderGroup, TunedShape
 from normgen.pipeline import answered
-from normgen.problem.problem import LARGEST_TILED, MOST_NUMBERED, Problem
+from normgen.problem.problem import LARGEST_ROWS, LARGEST_TILED, MOST_NUMBERED, Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import TILE_BYTES, WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
@@ -286,7 +286,9 @@ def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) ->
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
     packed = (t.name for t in problem.tensors if t.layout is ScaleLayout.PACKED)
     yield from (f"{mark(name)}_pitch % {WORD} != 0" for name in packed)
-    if problem.inner:
+    if not problem.inner:
+        yield f"rows > {LARGEST_ROWS}"
+    else:
         in_batches = bool(problem.rows_per_batch) and not problem.spec.has_heads
         sizes = ("rows", "cols", "inner", *(["rows_per_batch"] if in_batches else []))
         yield from (f"{size} > {LARGEST_TILED}" for size in sizes)

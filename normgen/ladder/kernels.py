@@ -16,7 +16,7 @@ from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.tiles.cut import contraction
 from normgen.spec.reader import load
 
-OWN = ("\n\nstruct Cols", "\n\nstruct AnyCols", "\n\nstruct Look1")  # a Config, else the state of a look
+OWN = ("\n\nstruct Cols", "\n\nstruct AnyCols", "\n\nstruct Pass1")  # a Config, else the state of a pass
 CERTAIN = ("normal",)  # rows on which every rung is right: a kernel is timed only where its check passes
 
 
@@ -93,4 +93,4 @@ def own_text(module: Module) -> str:
 
 def comparable(text: str) -> str:
     """A kernel's text without the digits that name it: what is left differs where kernels do."""
-    return re.sub(r"\b(Cols\w+?|Look\d+|\w+_per_row|\w+_finish)_[0-9a-f]{4}\b", r"\1", text)
+    return re.sub(r"\b(Cols\w+?|Pass\d+|\w+_per_row|\w+_finish)_[0-9a-f]{4}\b", r"\1", text)

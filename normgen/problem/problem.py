@@ -335,7 +335,10 @@ def first_of(spec: Spec, there: Collection[str]) -> str:
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
 MOST_NUMBERED = 2**24  # cols whose numbers float32 tells apart
-LARGEST_SIZE = 2**31 - 1  # of rows, cols, inner, pitch and alignment
+LARGEST_SIZE = 2**31 - 1  # of cols, inner, pitch and alignment
+# ... of rows: a block counts in 31 bits to where its next tile would be, behind at most 2**23 rows that are under way
+# (32 blocks of 1024 threads on each of 256 SMs)
+LARGEST_ROWS = 2**31 - 2**23
 # ... of rows, cols and inner of a product: a kernel counts to the end of the last tile, of 256 at most, in 31 bits
 LARGEST_TILED = 2**31 - 512
 INNER_HINT = "--size inner=4096, or inner=4096 from Python"
@@ -412,6 +415,9 @@ def make_problem(
     if spec.has_inner and max(rows, cols, inner) > LARGEST_TILED:
         rule = f"rows, cols and inner of a product are at most {LARGEST_TILED}: its kernels end tiles within 31 bits"
         raise UsageError(rule, received=f"rows {rows}, cols {cols}, inner {inner}")
+    if not spec.has_inner and rows > LARGEST_ROWS:
+        hint = "split the rows among several calls"
+        raise UsageError(f"rows are at most {LARGEST_ROWS}", received=str(rows), hint=hint)
     for group in spec.groups:
         if cols % group:
             raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {group}", received=f"{cols}")

@@ -14,7 +14,7 @@ from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView, DeviceArray, view
 from normgen.cuda.cubin import Cubin
 from normgen.errors import UsageError, did_you_mean
-from normgen.problem.problem import LARGEST_SIZE, LARGEST_TILED, Problem
+from normgen.problem.problem import LARGEST_ROWS, LARGEST_TILED, Problem
 from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.python.arguments import (
@@ -248,8 +248,8 @@ class Kernel:
             listed = ", ".join(f"{name} {rows}" for name, rows in counts.items())
             raise UsageError("all tensors must have the same number of rows", received=listed)
         rows = next(iter(counts.values()), 0)
-        if rows > LARGEST_SIZE:
-            raise UsageError("rows must fit 31 bits", received=str(rows))
+        if not self.problem.spec.has_inner and rows > LARGEST_ROWS:
+            raise UsageError(f"rows are at most {LARGEST_ROWS}", received=str(rows))
         if self.problem.spec.has_inner and rows > LARGEST_TILED:
             raise UsageError(f"rows of a product are at most {LARGEST_TILED}", received=str(rows))
         return rows

@@ -19,7 +19,7 @@ from normgen.choice.first import default_schedule
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.errors import UsageError
-from normgen.problem.problem import LARGEST_SIZE, LARGEST_TILED, Problem
+from normgen.problem.problem import LARGEST_ROWS, LARGEST_TILED, Problem
 from normgen.records.nearest import is_same_kind, place_rank
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Record
@@ -30,7 +30,7 @@ from normgen.schedule.schedule import Schedule
 
 NEAR = 1.0  # octaves
 STEP = 4  # from one tuned row count to the next
-MOST_ROWS = LARGEST_SIZE
+MOST_ROWS = LARGEST_ROWS
 
 
 class Bands:
@@ -53,7 +53,7 @@ class Bands:
         near = min(self.tuned, key=lambda tuned: _octaves(tuned, rows), default=None)
         if near is not None and _octaves(near, rows) <= NEAR:
             return near
-        return min(1 << round(math.log2(rows)), LARGEST_TILED if self._problem.spec.has_inner else LARGEST_SIZE)
+        return min(1 << round(math.log2(rows)), LARGEST_TILED if self._problem.spec.has_inner else LARGEST_ROWS)
 
     def lookup(self, rows: int) -> Lookup:
         """What the band of so many rows runs, looked up once."""

@@ -269,7 +269,7 @@ def test_show_prints_program_text_and_schedule(capsys: pytest.CaptureFixture[str
     assert "program rmsnorm(eps)" in ir
     cuda = run(capsys, "show", *problem, "--cuda")[1]
     assert 'extern "C" __global__' in cuda
-    assert "Config" not in cuda.partition("struct Look1")[2]
+    assert "Config" not in cuda.partition("struct Pass1")[2]
     assert run(capsys, "show", *problem)[1] == cuda
     assert cuda.endswith(run(capsys, "show", *problem, "--kernel")[1])
     assert "template <class Config>\n__global__" in run(capsys, "show", *problem, "--template")[1]

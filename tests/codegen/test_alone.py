@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normgen.choice.first import default_schedule
-from normgen.codegen.constants import Known, outside, value
+from normgen.codegen.config.constants import Known, outside, value
 from normgen.codegen.spelling import words
 from normgen.cpu import find_compiler
 from normgen.device import target
@@ -43,6 +43,8 @@ TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
         ("f(row, kSize > 32 ? a : b) - 0", "f(row, a)"),
         ("x + static_cast<long long>(valid_row) * pitch", "x + static_cast<long long>(row) * pitch"),
         ("a ? b ? 1 : 2 : c", "a ? b ? 1 : 2 : c"),
+        ("kEven || k < kInner ? read(x) : 0.0f", "read(x)"),
+        ("k < 4 && kRows == 1 ? x : y", "k < 4 ? x : y"),
         ("kSteps - 1", "kSteps - 1"),  # a number keeps its name
         ("1.0f / kVector", "1.0f / kVector"),
         ("(x_i - row_mean) * row_rstd * weight_i", "(x_i - row_mean) * row_rstd * weight_i"),
@@ -113,7 +115,7 @@ def test_they_are_mostly_the_machine_code_of_the_template() -> None:
 def lines_to_last(op: str, **asked: Any) -> int:
     problem = problem_for(load(op), **asked)
     text = emit_alone(problem, default_schedule(problem, target("h200"))).text
-    return text[text.index("struct Look1") : text.index("// Last look")].count("\n")
+    return text[text.index("struct Pass1") : text.index("// Last pass")].count("\n")
 
 
 def test_a_kernel_is_read_on_two_screens() -> None:

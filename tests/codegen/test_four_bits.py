@@ -281,7 +281,11 @@ WRONG = {
     "codes of 4 and 6 are those of 2 and 3": (MX, "halves + (halves >> 22) - 2u * 149u", "halves + 4u"),
     "nibbles change places": (MX, "bits << (4 * (i % 8))", "bits << (4 * (i % 8 ^ 1))"),
     "codes overlap": (MX, "bits << (4 * (i % 8))", "bits << (3 * (i % 8))"),
-    "elements lie twice as far apart": (MX, "static_cast<unsigned>(own + step * kStride) / 2", "own + step * kStride"),
+    "elements lie twice as far apart": (
+        MX,
+        "static_cast<unsigned>(first_col + step * kStride) / 2",
+        "first_col + step * kStride",
+    ),
     "the scale of half a group": (NV, "reduce_group<kGroupVectors, Maximum", "reduce_group<1, Maximum"),
     "the scale of two groups": (NV, "reduce_group<kGroupVectors, Maximum", "reduce_group<2 * kGroupVectors, Maximum"),
     "the scale divides unrounded": (NV, "const float scale_inverse_g = 1.0f / scale_g", UNROUNDED),

@@ -132,8 +132,8 @@ MISTAKES = {
     "the other tensor's pitch": ("forward", "bias + static_cast<long long>(batch) * bias_pitch",
                                  "bias + static_cast<long long>(batch) * weight_pitch"),
     "rows of the head behind": ("backward", "first_row = batch +", "first_row = batch + 1 +"),
-    "rows that lie side by side": ("backward", "const int row = first_row + slot * batches",
-                                   "const int row = first_row + slot"),
+    "rows that lie side by side": ("backward", "const int row = first_row + block_row * batches",
+                                   "const int row = first_row + block_row"),
     "another head's partial rows": ("backward", "(batch * batch_rows)", "((batch + 1) % max(batches, 1) * batch_rows)"),
 }  # fmt: skip
 

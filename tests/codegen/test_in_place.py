@@ -146,7 +146,7 @@ def test_lanes_that_shuffle_do_not_overwrite_a_pivot() -> None:
     assert refusal(residual, replace(lanes, variance="two_pass"), H200) is None
 
 
-EXCHANGE = "look1 = Team::reduce(look1, look1_slots);"
+EXCHANGE = "pass1 = Team::reduce(pass1, pass1_slots);"
 
 
 def stored_early(problem: Problem, schedule: Schedule) -> bool:
@@ -193,9 +193,9 @@ def test_what_is_overwritten_is_one_pointer_that_is_not_restricted() -> None:
     module = emit(problems()[0], Schedule(threads_per_row=32, rows_per_block=4, vector=8))
     text = module.text
     assert "bfloat16* residual,\n" in text
-    assert "write<Store>(residual_row + own + step * kStride, h_vec);" in text
-    assert "read_first<kVector, Load>(residual_row + own + step * kStride);" in text
-    assert "read<kVector, Load>(x_row + own + step * kStride);" in text
+    assert "write<Store>(residual_row + first_col + step * kStride, h_vec);" in text
+    assert "read_first<kVector, Load>(residual_row + first_col + step * kStride);" in text
+    assert "read<kVector, Load>(x_row + first_col + step * kStride);" in text
     assert "// h takes the place of residual.\n" in text
     assert "h_row" not in text
 

@@ -57,7 +57,7 @@ def test_over_all_knobs_marks_become_identifiers_that_nothing_else_in_the_text_h
                 own = [(token, found) for token, found in became.items() if "þ" not in token]
                 # a type whose members are not spelled as the spec names them is one of its own
                 assert all(token == found or re.fullmatch(rf"{token}_[0-9a-f]{{4}}", found) for token, found in own)
-                assert all(token.startswith("Look") for token, found in own if token != found)
+                assert all(token.startswith("Pass") for token, found in own if token != found)
                 changed += sum(found != token.replace("þ", "").replace("!", "") for token, found in became.items())
     assert changed  # hostile names are among them
 
@@ -140,7 +140,7 @@ TEXTS = (
     ("int spec_i = þi! + i;", ("i",), "int spec_i = spec2_i + i;"),
     ("threadIdx.x + þx!;  // y þy!", ("x", "y"), "threadIdx.x + x;  // y y"),
     ("row_þa! + þrow_a!", ("a", "row_a"), "row_a + spec_row_a"),
-    ("look1.þfloat! + þNAN! + þunix!", ("float", "NAN", "unix"), "look1.spec_float + spec_NAN + spec_unix"),
+    ("pass1.þfloat! + þNAN! + þunix!", ("float", "NAN", "unix"), "pass1.spec_float + spec_NAN + spec_unix"),
 )
 
 

@@ -25,7 +25,7 @@ from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-RSTD = "rsqrtf(eps + look1.x_squares / kCols)"
+RSTD = "rsqrtf(eps + pass1.x_squares / kCols)"
 # formula, the line that it becomes
 NORMS = {
     "flat": ("x * rsqrt(mean(x*x) + eps) * weight * g", f"x_i * {RSTD} * weight_i * g_i"),

@@ -11,15 +11,19 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from normgen.codegen.module import KernelEntry, Param, Source, inverse_of
-from normgen.codegen.parts import Parts
+from normgen.codegen.parts import Parts, short_names
 from normgen.cuda.cubin import symbol_of
 from normgen.export import Header
 from normgen.export.groups import HeaderGroup
+from normgen.pipeline import emit_parts
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
+from normgen.schedule.fallback import fallback_schedules
+from normgen.schedule.schedule import Schedule
 
 from .cases import nvcc
 
@@ -62,6 +66,35 @@ class Call:
 
 def batches_of(rows: int, problem: Problem) -> int:
     return heads_of(rows) if problem.spec.has_heads else -(-rows // ROWS_PER_BATCH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsOfHeader:
+    """The pieces of a group's kernels with the names that its header gives them: tuned ones, and general ones of each
+    set of null parameters."""
+
+    tuned: list[tuple[Problem, Parts]]
+    general: list[list[tuple[Problem, Parts]]]
+
+    @staticmethod
+    def of(group: HeaderGroup) -> PartsOfHeader:
+        tuned = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
+        general = [[(p, emit_parts(p, s)) for s in fallback_schedules(p)] for p in group.general]
+        names = short_names([parts for _, parts in (*tuned, *chain(*general))])
+
+        def named(found: list[tuple[Problem, Parts]]) -> list[tuple[Problem, Parts]]:
+            return [(problem, parts.renamed(names)) for problem, parts in found]
+
+        return PartsOfHeader(tuned=named(tuned), general=list(map(named, general)))
+
+    def of_schedule(self, schedule: Schedule, group: HeaderGroup) -> Parts:
+        """Those of the tuned kernel with this schedule."""
+        found = zip(group.entries, self.tuned, strict=True)
+        return next(parts for entry, (_, parts) in found if entry.record.schedule == schedule)
+
+    @property
+    def kernels(self) -> list[KernelEntry]:
+        return [k for _, parts in (*self.tuned, *chain(*self.general)) for k in parts.kernels]
 
 
 def heads_of(rows: int) -> int:

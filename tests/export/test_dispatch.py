@@ -15,15 +15,15 @@ from normgen.export.groups import HeaderGroup, groups_of
 from normgen.export.header import halves
 from normgen.knobs import ColumnWay, Hold
 from normgen.pipeline import emit_parts
+from normgen.problem.problem import LARGEST_ROWS
 from normgen.records.record import Record
-from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.samples import sized
 
 from .cases import layernorm_records, record
 from .driven import CLUSTERS as FITTING
-from .driven import SM_COUNT, Call, Program, expected
+from .driven import SM_COUNT, Call, PartsOfHeader, Program, expected
 from .test_headers import CHAINED, CLUSTERS, DEPENDENT, PAIRS, needs_nvcc
 
 pytestmark = needs_nvcc
@@ -95,7 +95,7 @@ def calls_of(group: HeaderGroup) -> list[Call]:
         Call(rows=rows, cols=cols, null=nulls(group, absent), odd=odd, apart=apart)
         for absent in subsets(group.optional)
         for apart in (0, 4)  # where rows start alike vectors are read, else single elements
-        for rows, cols, odd in ((0, 33, 0), (5, 33, 0), (2**31 - 1, 100, 4))
+        for rows, cols, odd in ((0, 33, 0), (5, 33, 0), (LARGEST_ROWS, 100, 4))
     ]
     return [*tuned, *general]
 
@@ -118,9 +118,9 @@ def test_a_call_zeroes_and_launches_what_the_emitter_says_with_its_own_arguments
     program = Program(tmp_path, [header], header.file_name, f"normgen::sm90::{group.name}")
     host = halves(group).host
     scalars = [name for name in ("eps",) if f"þ{name}!" in host.names]
-    modules = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
-    ways = [[(p, emit_parts(p, s)) for s in fallback_schedules(p)] for p in group.general]
-    known = {program.linked(k, "sm90"): k for _, parts in (*modules, *chain(*ways)) for k in parts.kernels}
+    made = PartsOfHeader.of(group)
+    modules, ways = made.tuned, made.general
+    known = {program.linked(k, "sm90"): k for k in made.kernels}
     assert len(known) == len(program.kernels)
     absent = len(list(subsets(group.optional)))
     every = ways if len(ways) > 1 else ways * absent  # one for each set of null parameters, or one for all of them
@@ -130,6 +130,9 @@ def test_a_call_zeroes_and_launches_what_the_emitter_says_with_its_own_arguments
     for call, (problem, parts), answer in zip(calls, of_calls, answers, strict=True):
         nothing = call.rows == 0 and not host.launches_empty
         assert answer == [*([] if nothing else expected(group, call, problem, parts)), "= 0"], call
+    # A block would count on beyond 31 bits: refused before anything is launched.
+    beyond = Call(rows=LARGEST_ROWS + 1, cols=100).words(group, scalars, workspace=host.workspace)
+    assert program.asks([beyond], known) == [["= 1"]]
 
 
 def test_the_workspace_covers_every_kernel_that_a_call_may_take(tmp_path: Path) -> None:
@@ -172,14 +175,8 @@ def test_a_set_calls_the_newest_header_that_the_code_for_the_device_was_compiled
     form = HeaderForm(archs=(80, 90), shared_library=shared)
     groups = groups_of(BOTH, lambda r: load(r.problem.op), form.archs)
     program = Program(tmp_path, headers_of(BOTH, form=form), "rmsnorm_bwd_f32.cu", "normgen::rmsnorm_bwd_f32", *passes)
-    made = {g.arch: [emit_parts(e.problem, e.record.schedule) for e in g.entries] for g in groups}
-    general = {g.arch: [emit_parts(p, s) for p in g.general for s in fallback_schedules(p)] for g in groups}
-    known = {
-        program.linked(k, f"sm{arch}"): k
-        for arch in made
-        for parts in made[arch] + general[arch]
-        for k in parts.kernels
-    }
+    made = {g.arch: PartsOfHeader.of(g) for g in groups}
+    known = {program.linked(k, f"sm{arch}"): k for arch, parts in made.items() for k in parts.kernels}
     assert len(known) == len(program.kernels) - 1  # and the one that tells the pass
     call = Call(rows=64, cols=1024).words(groups[0], [], workspace=True)
     for number, compiled_for in enumerate((0, 75, 80, 86, 90, 100)):
@@ -191,9 +188,8 @@ def test_a_set_calls_the_newest_header_that_the_code_for_the_device_was_compiled
             continue
         arch = 80 if compiled_for < 90 else 90
         (group,) = [g for g in groups if g.arch == arch]
-        (entry,) = [e for e in group.entries if e.problem.cols == 1024]
-        parts = emit_parts(entry.problem, entry.record.schedule)
-        launched = expected(group, Call(rows=64, cols=1024), entry.problem, parts)
+        ((problem, parts),) = [found for found in made[arch].tuned if found[0].cols == 1024]
+        launched = expected(group, Call(rows=64, cols=1024), problem, parts)
         assert first == ["attributes", *launched, "= 0"]
         assert second == [*launched, "= 0"]  # a device is asked once
     devices = [f"device {number} {SM_COUNT} {arch} {FITTING}" for number, arch in ((1, 80), (2, 90))]

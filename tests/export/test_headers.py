@@ -36,7 +36,7 @@ from tests.codegen.test_stored_dtypes import MICROSCALED
 from tests.samples import is_full, sized
 
 from .cases import build, layernorm_records, nvcc, put, record
-from .driven import Program
+from .driven import PartsOfHeader, Program
 
 HERE = Path(__file__).parent
 INVALID_VALUE = 1  # cudaErrorInvalidValue
@@ -279,6 +279,8 @@ def test_a_header_launches_its_first_kernel_early_and_states_the_promise_it_need
 def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
     records = layernorm_records()
     (header,) = headers_of(records)
+    (group,) = groups_of(records, lambda r: load(r.problem.op))
+    parts = PartsOfHeader.of(group)
     includes = [f"--include-path={folder}" for folder in header_folders()]
     options = ["--gpu-architecture=sm_90", "-std=c++17", "--ptxas-options=-v", "--no-cache", *includes]
     compiled = nvrtc.compile_text(header.text.encode(), name="header.cu", options=options, instances=header.kernels)
@@ -286,8 +288,10 @@ def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:
     for one in records:
         module = emit(problem_of(one.problem, load("layernorm")), one.schedule)
         tuned = compile_module(module, 90).resources
-        for kernel in module.kernels:  # a neighbour's dynamic shared memory pads static memory to 128 bytes
-            figures, own = tuned[kernel.name], found[symbol_of(kernel, found)]
+        named = parts.of_schedule(one.schedule, group).kernels
+        for kernel, in_header in zip(module.kernels, named, strict=True):
+            # A neighbour's dynamic shared memory pads static memory to 128 bytes.
+            figures, own = tuned[kernel.name], found[symbol_of(in_header, found)]
             padded = -(-figures.static_shared_bytes // 128) * 128
             assert replace(own, static_shared_bytes=padded) == replace(figures, static_shared_bytes=padded)
             assert own.static_shared_bytes in (figures.static_shared_bytes, padded)

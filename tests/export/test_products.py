@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
+from normgen.codegen.parts import short_names
 from normgen.export import headers_of
 from normgen.export.groups import groups_of
+from normgen.ladder.kernels import comparable
 from normgen.pipeline import emit, emit_parts
 from normgen.problem.problem import LARGEST_TILED
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
-from normgen.schedule.fallback import fallback_schedules
 from normgen.schedule.schedule import schedule_from
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 from tests.verify.contraction import linear
 
 from .cases import nvcc, put, record
-from .driven import Call, Program, expected
+from .driven import Call, PartsOfHeader, Program, expected
 from .test_headers import needs_nvcc
 
 AXES = ("rows", "cols", "inner")
@@ -69,7 +70,12 @@ def test_records_of_products_give_the_same_bytes_in_any_order_and_after_a_round_
 def test_the_kernel_of_a_product_is_the_tuned_text(entry: Record) -> None:
     asked = (problem_of(entry.problem, linear.spec_of("torch_linear")), entry.schedule)
     parts, text = emit_parts(*asked), header_text("torch_linear", "")
-    assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
+    alone = parts.renamed(short_names([parts]))
+    assert emit(*asked).text.endswith(f"{alone.config.text}\n\n{alone.text}")
+    spec = linear.spec_of("torch_linear")
+    (group,) = groups_of(records("torch_linear"), lambda _: spec)
+    parts = PartsOfHeader.of(group).of_schedule(entry.schedule, group)
+    assert comparable(parts.text) == comparable(alone.text)
     assert text.count(parts.config.text) == text.count(parts.text) == 1
 
 
@@ -81,9 +87,9 @@ def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_ti
     spec, made = spec_of(name), records(name, gradient)
     (group,), (header,) = groups_of(made, lambda _: spec), headers_of(made, spec=spec)
     program = Program(tmp_path, [header], header.file_name, f"normgen::sm90::{group.name}")
-    tuned = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
-    (general,) = ((p, emit_parts(p, s)) for p in group.general for s in fallback_schedules(p))
-    known = {program.linked(k, "sm90"): k for _, parts in (*tuned, general) for k in parts.kernels}
+    named = PartsOfHeader.of(group)
+    tuned, ((general,),) = named.tuned, named.general
+    known = {program.linked(k, "sm90"): k for k in named.kernels}
     calls = [(Call(rows=p.rows, cols=p.cols, inner=p.inner), (p, parts)) for p, parts in tuned]
     calls += [
         (Call(rows=rows, cols=cols, inner=inner, odd=odd), general)
@@ -146,8 +152,12 @@ def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> 
     assert headers_of([parse_line(made.line())])[0].text == header.text
     asked = (problem_of(made.problem, load("linear")), made.schedule)
     parts = emit_parts(*asked)
+    parts = parts.renamed(short_names([parts]))
     assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
-    assert header.text.count(parts.config.text) == header.text.count(parts.text) == 1
+    (group,) = groups_of([made], lambda r: load(r.problem.op))
+    named = PartsOfHeader.of(group).of_schedule(made.schedule, group)
+    assert comparable(named.text) == comparable(parts.text)
+    assert header.text.count(named.config.text) == header.text.count(named.text) == 1
     header.check()
 
 

@@ -300,6 +300,16 @@ __device__ __forceinline__ void add_partial_rows(
   __syncthreads();
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -308,11 +318,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // elements[at] = value, rounded as it is stored.
@@ -337,24 +350,24 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kSumVector    columns whose sums lie kSumVectors cells apart
 // kCells        sums that a block adds
 
-struct Cols4096_298c : Plain {
+struct Cols4096 : Plain {
   enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kAhead = 1, kSumVector = 8, kCells = 32 };
 };
 
-struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat), sum(dxhat)
   float dxhat_xhat_sum, dxhat_sum;
-  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
   }
-  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
   }
 };
 
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_d839(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_cluster_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -371,28 +384,29 @@ layernorm_bwd_bf16_cluster_per_row_d839(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
-  __shared__ Look1_b44d look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long pass1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
+      mbarrier_init(&pass1_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -400,7 +414,7 @@ layernorm_bwd_bf16_cluster_per_row_d839(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + own + step * kStride);
+      weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
   }
 
@@ -412,7 +426,7 @@ layernorm_bwd_bf16_cluster_per_row_d839(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -423,8 +437,8 @@ layernorm_bwd_bf16_cluster_per_row_d839(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
@@ -450,12 +464,12 @@ layernorm_bwd_bf16_cluster_per_row_d839(
     const unsigned next_row = row + gridDim.x / kCluster;
     if (kAhead && next_row < rows) fetch(next_row);
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -467,19 +481,19 @@ layernorm_bwd_bf16_cluster_per_row_d839(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -498,7 +512,7 @@ layernorm_bwd_bf16_cluster_per_row_d839(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + own + step * kStride, dx_vec);
+        write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -526,7 +540,7 @@ layernorm_bwd_bf16_cluster_per_row_d839(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_8a6a(
+layernorm_bwd_bf16_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,

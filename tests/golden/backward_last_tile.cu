@@ -42,11 +42,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -199,6 +199,16 @@ struct Default {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -207,11 +217,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -275,24 +288,24 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kTiles        tiles of a partial row
 // kTicketWords  from one tile's ticket to the next
 
-struct Cols768_1080 : Plain { using Team = Block<64>;
+struct Cols768 : Plain { using Team = Block<64>;
   enum : int { kCols = 768, kThreads = 64, kVector = 4, kEarlyParams = 0, kAhead = 0, kTileSums = 128, kTiles = 6 };
 };
 
-struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat)
   float dxhat_xhat_sum;
-  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
   }
-  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
   }
 };
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_team_per_row_0b02(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_bwd_f32_team_per_row(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -309,6 +322,7 @@ rmsnorm_bwd_f32_team_per_row_0b02(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -317,15 +331,15 @@ rmsnorm_bwd_f32_team_per_row_0b02(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kTileSums = Config::kTileSums, kTiles = Config::kTiles,
       kTicketWords = 32;
-  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -333,7 +347,7 @@ rmsnorm_bwd_f32_team_per_row_0b02(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -344,7 +358,7 @@ rmsnorm_bwd_f32_team_per_row_0b02(
   Vec<float, kVector> dy_next[kSteps];
   Vec<float, kVector> x_next[kSteps];
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -354,16 +368,16 @@ rmsnorm_bwd_f32_team_per_row_0b02(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     float* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -381,16 +395,16 @@ rmsnorm_bwd_f32_team_per_row_0b02(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1_d77f look1 = {0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat)
+    // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -398,21 +412,21 @@ rmsnorm_bwd_f32_team_per_row_0b02(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -426,7 +440,7 @@ rmsnorm_bwd_f32_team_per_row_0b02(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 

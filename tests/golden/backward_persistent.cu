@@ -161,11 +161,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -232,6 +232,16 @@ __device__ __forceinline__ void add_partial_rows(
   __syncthreads();
 }
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -240,11 +250,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
@@ -280,25 +293,25 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kCluster       blocks that fill a partial row together
 // kCells         sums that a block adds
 
-struct Cols768_dbbc : Plain { using Team = Lanes<32, 4>;
+struct Cols768 : Plain { using Team = Lanes<32, 4>;
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
 
-struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+struct Pass1 {  // state of pass 1: sum(dxhat * xhat), sum(dxhat)
   float dxhat_xhat_sum, dxhat_sum;
-  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
   }
-  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
   }
 };
 
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_3cb0(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_bwd_bf16_team_per_row(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -316,6 +329,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -323,15 +337,15 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -339,7 +353,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
   }
@@ -353,7 +367,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -364,16 +378,16 @@ layernorm_bwd_bf16_team_per_row_3cb0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
   };
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     if (!kAhead) fetch(valid_row);
@@ -398,17 +412,17 @@ layernorm_bwd_bf16_team_per_row_3cb0(
       }
     }
 
-    Look1_b44d look1 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look1_dxhat_xhat_sum[kRunningSums] = {};
-    float look1_dxhat_sum[kRunningSums] = {};
+    Pass1 pass1 = {0.0f, 0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_sum[kRunningSums] = {};
 
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -416,24 +430,24 @@ layernorm_bwd_bf16_team_per_row_3cb0(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
-          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+          pass1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          pass1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
-    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
+    const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -448,7 +462,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+        if (active) write<Store>(dx_row + first_col + step * kStride, dx_vec);
       }
     }
 
@@ -469,6 +483,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
       }
     }
   }
+  const int sums_row = kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row;
 
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
@@ -477,10 +492,8 @@ layernorm_bwd_bf16_team_per_row_3cb0(
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
-            dweight_sum[step][i];
-        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
-            dbias_sum[step][i];
+        group_sums[sums_row][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[sums_row][1][i * kVectors + vector] = dbias_sum[step][i];
       }
     }
   }
@@ -509,7 +522,7 @@ layernorm_bwd_bf16_team_per_row_3cb0(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_8a6a(
+layernorm_bwd_bf16_finish(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,

@@ -220,6 +220,16 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -228,11 +238,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // How two values of a group become one.
@@ -270,12 +283,12 @@ __device__ __forceinline__ float reduce_group(float value) {
 // kGroupVectors  lanes that own one
 // kGroupStride   groups from one vector of a thread to its next
 
-struct Cols6144_91f9 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
+struct Cols6144 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
 
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+silu_mul_to_fp8_group_fwd_bf16_block_per_part(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -289,6 +302,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -297,10 +311,10 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
+  const int first_col = lane * kVector;  // of this thread's first vector
   const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
   const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
-  const int row = blockIdx.x / kParts;
+  const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
   float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
@@ -308,24 +322,24 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
   const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> gate_held[kSteps];
   Vec<bfloat16, kVector> up_held[kSteps];
 
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+      gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
     }
   }
 
   Chain::at_loads();
 
-  // One look: the outputs
+  // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -351,7 +365,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
+      write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
         scale_row[own_group + step * kGroupStride] = scale_g;
       }

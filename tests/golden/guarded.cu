@@ -173,11 +173,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -194,6 +194,16 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -202,11 +212,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
@@ -231,34 +244,34 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 
-struct Cols768_7ad9 : Plain { using Team = Lanes<16, 8>;
+struct Cols768 : Plain { using Team = Lanes<16, 8>;
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
 
-struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+struct Pass1 {  // state of pass 1: sum(x), sum(x**2)
   float x_rough_sum, x_squares;
-  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
 
-struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+struct Pass2 {  // state of pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
   float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_303d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -274,20 +287,22 @@ layernorm_fwd_bf16_team_per_row_303d(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -295,17 +310,17 @@ layernorm_fwd_bf16_team_per_row_303d(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -316,19 +331,20 @@ layernorm_fwd_bf16_team_per_row_303d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_a922 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
+  Pass1 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x), sum(x**2)
+  // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -336,25 +352,26 @@ layernorm_fwd_bf16_team_per_row_303d(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
+  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-  Look2_ee66 look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
+  Pass2 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {};
+  float pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -362,24 +379,24 @@ layernorm_fwd_bf16_team_per_row_303d(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
+    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
   }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
   const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -387,13 +404,13 @@ layernorm_fwd_bf16_team_per_row_303d(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -404,7 +421,7 @@ layernorm_fwd_bf16_team_per_row_303d(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 

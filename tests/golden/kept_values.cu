@@ -161,11 +161,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -182,6 +182,16 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -190,11 +200,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -274,35 +287,35 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kAhead         the next row is loaded while the present one is computed
 
-struct Cols1023_6207 : Plain { using Team = Lanes<32, 2>;
+struct Cols1023 : Plain { using Team = Lanes<32, 2>;
   enum : int { kCols = 1023, kThreads = 64, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
 
-struct Look1_5b01 {  // state of look 1: sum(x)
+struct Pass1 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_e431 {  // state of look 2: sum(x_minus_mean**2)
+struct Pass2 {  // state of pass 2: sum(x_minus_mean**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_e431 combine(const Look2_e431& a, const Look2_e431& b) {
+  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_e431 shuffle_xor(const Look2_e431& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_4918(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -317,6 +330,7 @@ layernorm_fwd_bf16_team_per_row_4918(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4;
@@ -325,25 +339,25 @@ layernorm_fwd_bf16_team_per_row_4918(
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
+  const int block_row = Team::block_row();  // this thread's row within the block
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
-  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + block_row), rows - 1);
+  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       static_cast<long long>(own_row) * x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int own = head + lane * kVector;
+  const int first_col = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
@@ -367,16 +381,16 @@ layernorm_fwd_bf16_team_per_row_4918(
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
-  // Starts the loads of a row.
+  // Prefetches a row into registers.
   const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const int fetched_row = first_row + block_row < rows ? first_row + block_row : own_row;
     const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
     if (has_edge) {
@@ -386,8 +400,8 @@ layernorm_fwd_bf16_team_per_row_4918(
   if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    // idle rows recompute their lane's first row and store nothing
+    const int row = first_row + block_row;
+    // threads past the last row redo their lane's first row and store nothing
     const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
@@ -416,10 +430,10 @@ layernorm_fwd_bf16_team_per_row_4918(
       }
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass1 pass1 = {0.0f};
+    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-    // Look 1: sum(x)
+    // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -428,24 +442,25 @@ layernorm_fwd_bf16_team_per_row_4918(
         for (int i = 0; i < kVector; ++i) {
           const float x_i = computed_once(element(x_held[step], i));
           x_floats[step][i] = x_i;
-          look1_x_sum[i % kRunningSums] += x_i;
+          pass1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = computed_once(element(x_edge, 0));
       x_edge_float = x_i;
-      look1_x_sum[0] += x_i;
+      pass1_x_sum[0] += x_i;
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    pass1 = Team::reduce(pass1, pass1_slots);
+    const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Look2_e431 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Pass2 pass2 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass2_var_sum[kRunningSums] = {};
 
-    // Look 2: sum(x_minus_mean**2)
+    // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -455,7 +470,7 @@ layernorm_fwd_bf16_team_per_row_4918(
           const float x_i = x_floats[step][i];
           const float x_minus_mean_i = computed_once(x_i - row_mean);
           x_minus_mean_floats[step][i] = x_minus_mean_i;
-          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+          pass2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
@@ -463,12 +478,12 @@ layernorm_fwd_bf16_team_per_row_4918(
       const float x_i = x_edge_float;
       const float x_minus_mean_i = computed_once(x_i - row_mean);
       x_minus_mean_edge_float = x_minus_mean_i;
-      look2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
+      pass2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
     }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    pass2 = Team::reduce(pass2, pass2_slots);
+    const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0 && active) {
@@ -476,7 +491,7 @@ layernorm_fwd_bf16_team_per_row_4918(
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
-    // Last look: the outputs
+    // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -496,7 +511,7 @@ layernorm_fwd_bf16_team_per_row_4918(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
       }
     }
     if (has_edge) {

@@ -49,6 +49,16 @@ struct Default {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -57,11 +67,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
@@ -84,11 +97,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -141,65 +154,66 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 
-struct Cols8_2511 : Plain { using Team = Threads<1, 128>;
+struct Cols8 : Plain { using Team = Threads<1, 128>;
   enum : int { kCols = 8, kThreads = 128, kVector = 4, kUnroll = 1 };
 };
 
-struct Look1_3b4a {  // state of look 1: sum(x)
+struct Pass1 {  // state of pass 1: sum(x)
   float total;
-  static __device__ __forceinline__ Look1_3b4a combine(const Look1_3b4a& a, const Look1_3b4a& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.total + b.total};
   }
 };
 
 // row_sum forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-row_sum_fwd_f32_team_per_row_6cbf(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+row_sum_fwd_f32_team_per_row(
     float* __restrict__ total,
     Input<Config, float> x,
     long long x_pitch,
     int rows) {
   using Team = typename Config::Team;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  Look1_3b4a look1 = {0.0f};
-  float look1_total[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_total[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_total[i % kRunningSums] += x_i;
+        pass1_total[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1.total = sum_in_pairs(look1_total);
+  pass1.total = sum_in_pairs(pass1_total);
 
   if (lane == 0 && active) {
-    total[row] = look1.total;
+    total[row] = pass1.total;
   }
 
   Chain::at_end();

@@ -37,11 +37,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -92,6 +92,16 @@ struct Default {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -100,11 +110,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // Used once: evict first (ld.global.cs, st.global.cs).
@@ -179,34 +192,34 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 
-struct Cols768_512b : Plain { using Team = Lanes<32, 4>; using Store = Streaming;
+struct Cols768 : Plain { using Team = Lanes<32, 4>; using Store = Streaming;
   enum : int { kCols = 768, kThreads = 128, kVector = 4, kEarlyParams = 0 };
 };
 
-struct Look1_5b01 {  // state of look 1: sum(x)
+struct Pass1 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+struct Pass2 {  // state of pass 2: sum((x - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_c6db(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_f32_team_per_row(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -222,20 +235,22 @@ layernorm_fwd_f32_team_per_row_c6db(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -243,17 +258,17 @@ layernorm_fwd_f32_team_per_row_c6db(
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<float, kVector> x_held[kSteps];
   Team::announce();
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
+  // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
   }
 
@@ -264,18 +279,18 @@ layernorm_fwd_f32_team_per_row_c6db(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       }
     }
   }
 
   Chain::at_loads();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass1 pass1 = {0.0f};
+  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 1: sum(x)
+  // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -283,20 +298,20 @@ layernorm_fwd_f32_team_per_row_c6db(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  pass1.x_sum = sum_in_pairs(pass1_x_sum);
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Look2_1fb7 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Pass2 pass2 = {0.0f};
+  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
-  // Look 2: sum((x - mean)**2)
+  // Pass 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -304,14 +319,14 @@ layernorm_fwd_f32_team_per_row_c6db(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
+  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  pass2 = Team::reduce(pass2, pass2_slots);
+  const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -319,13 +334,13 @@ layernorm_fwd_f32_team_per_row_c6db(
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -336,7 +351,7 @@ layernorm_fwd_f32_team_per_row_c6db(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
 

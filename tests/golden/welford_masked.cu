@@ -173,11 +173,11 @@ struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
   static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
+    return kRows == 1 ? first : min(first + block_row(), rows - 1);
   }
   // Blocks that are a team say that they have started, and wait for each other before they combine.
   static __device__ __forceinline__ void announce() {}
@@ -194,6 +194,16 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -202,11 +212,14 @@ struct InTurn {
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+  using Load = Default;           // how rows are read
+  using Store = Default;          // how rows are written
+  using Chain = InOrder;          // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;          // whether column parameters are asked for ahead of the rows
+  using Division = IeeeDivision;  // of values of rows by the number of columns
+  using Order = FirstRowsFirst;   // which tile of rows is the first block's
+  // kCluster: blocks that share a row, or add their column sums; kBlocksPerSm: a launch bound, 0 is none
+  enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
 // kVector   elements per access
@@ -216,19 +229,19 @@ struct Plain {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 
-struct Cols123_c42e : Plain { using Team = Lanes<32, 1>;
+struct Cols123 : Plain { using Team = Lanes<32, 1>;
   enum : int { kCols = 123, kThreads = 32, kVector = 2, kUnroll = 1 };
 };
 
-struct Look1_ee5d {  // state of look 1: welford(x)
+struct Pass1 {  // state of pass 1: welford(x)
   float x_count, mean, var_sum;
-  static __device__ __forceinline__ Look1_ee5d combine(const Look1_ee5d& a, const Look1_ee5d& b) {
+  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
     const float total = a.x_count + b.x_count;
     const float delta = b.mean - a.mean;
     const float share = b.x_count / maximum(total, 1.0f);
     return {total, a.mean + delta * share, a.x_count * delta * delta * share + a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Look1_ee5d shuffle_xor(const Look1_ee5d& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_count, offset), __shfl_xor_sync(mask, s.mean, offset),
         __shfl_xor_sync(mask, s.var_sum, offset)};
   }
@@ -236,8 +249,8 @@ struct Look1_ee5d {  // state of look 1: welford(x)
 
 // layernorm forward: a team of threads owns a row; each row is read twice.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f16_team_per_row_678b(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_f16_team_per_row(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -252,90 +265,92 @@ layernorm_fwd_f16_team_per_row_678b(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kUnroll = Config::kUnroll,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_ee5d> look1_slots;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
   const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   // The elements behind the last whole vector belong to a lane each.
   const int edge = lane + kVectors * kVector;
   const bool has_edge = edge < kCols;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
   float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const float16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Look1_ee5d look1 = {0.0f, 0.0f, 0.0f};
+  Pass1 pass1 = {0.0f, 0.0f, 0.0f};
 
-  // Look 1: welford(x)
+  // Pass 1: welford(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float total = look1.x_count + 1.0f;
-        const float delta = x_i - look1.mean;
-        const float new_mean = look1.mean + delta / total;
-        look1.x_count = total;
-        look1.mean = new_mean;
-        look1.var_sum += (x_i - new_mean) * delta;
+        const float total = pass1.x_count + 1.0f;
+        const float delta = x_i - pass1.mean;
+        const float new_mean = pass1.mean + delta / total;
+        pass1.x_count = total;
+        pass1.mean = new_mean;
+        pass1.var_sum += (x_i - new_mean) * delta;
       }
     }
   }
   if (has_edge) {
     const Vec<float16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    const float total = look1.x_count + 1.0f;
-    const float delta = x_i - look1.mean;
-    const float new_mean = look1.mean + delta / total;
-    look1.x_count = total;
-    look1.mean = new_mean;
-    look1.var_sum += (x_i - new_mean) * delta;
+    const float total = pass1.x_count + 1.0f;
+    const float delta = x_i - pass1.mean;
+    const float new_mean = pass1.mean + delta / total;
+    pass1.x_count = total;
+    pass1.mean = new_mean;
+    pass1.var_sum += (x_i - new_mean) * delta;
   }
 
   Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_var = look1.var_sum / kCols;
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_var = Division::of(pass1.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = look1.mean;
+    if (mean != nullptr) mean[row] = pass1.mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
-  // Last look: the outputs
+  // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
-      const Vec<float16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
-      const Vec<float16, kVector> bias_vec = read<kVector>(bias + own + step * kStride);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
+      const Vec<float16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);
+      const Vec<float16, kVector> bias_vec = read<kVector>(bias + first_col + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float weight_i = element(weight_vec, i);
         const float bias_i = element(bias_vec, i);
-        y_values[i] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
+        y_values[i] = (x_i - pass1.mean) * row_rstd * weight_i + bias_i;
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -346,7 +361,7 @@ layernorm_fwd_f16_team_per_row_678b(
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
     const float bias_i = element(bias_vec, 0);
-    y_values[0] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
+    y_values[0] = (x_i - pass1.mean) * row_rstd * weight_i + bias_i;
     Vec<float16, 1> y_vec;
     pack(y_vec, y_values);
     if (active) write<Store>(y_row + edge, y_vec);

@@ -31,7 +31,7 @@ def plant(module: Module, kind: str, *, cols: int) -> Module:
         kernel = module.kernels[0]
         return replace(module, kernels=(replace(kernel, launch=replace(kernel.launch, shared_bytes=1 << 20)),))
     if kind == "wrong":
-        text = module.text.replace("var_sum / kCols", "var_sum / (kCols - 1)")
+        text = module.text.replace("var_sum, kCols", "var_sum, kCols - 1")
     else:
         head, kernel_word, rest = module.text.partition("__global__")
         signature, brace, body = rest.partition(") {\n")

@@ -310,15 +310,15 @@ ORDINARILY_RIGHT = {
         "masked_softmax", {}, "element(spec_mask_vec, i)", "fmaxf(element(spec_mask_vec, i), -20.0f)", "mask ",
     ),
     "the lowest number of a mask is -inf": (
-        "safe_masked_softmax", {}, "look1.row_max == __int_as_float(0xff800000)", "look1.row_max <= -3.0e38f",
+        "safe_masked_softmax", {}, "pass1.row_max == __int_as_float(0xff800000)", "pass1.row_max <= -3.0e38f",
         "mask lowest",
     ),
     "a mask that is cut far out": (
         "masked_softmax", {}, "element(spec_mask_vec, i)", "fmaxf(element(spec_mask_vec, i), -1000.0f)", "mask low ",
     ),
     "the maximum of a scale without its sign": (
-        "causal_softmax", {}, "maximum(look1.row_max, z_i)",
-        "maximum(look1.row_max, col <= valid_row % kCols ? x_i * fabsf(scale) : z_i)", "scale=-2",
+        "causal_softmax", {}, "maximum(pass1.row_max, z_i)",
+        "maximum(pass1.row_max, col <= valid_row % kCols ? x_i * fabsf(scale) : z_i)", "scale=-2",
     ),
     "a gradient that is cut": (
         "softmax", {"direction": "backward"}, "element(dy_vec, i)",

@@ -275,7 +275,7 @@ def test_weights_that_do_not_fit_are_refused_with_their_size() -> None:
 def test_a_kernel_with_an_unbiased_variance_is_found_wrong() -> None:
     bench, facts = make_bench("64x768"), device_facts(0)
     module = emit(bench.problem, replace(default_schedule(bench.problem, facts), variance="two_pass"))
-    planted = module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)")
+    planted = module.text.replace("pass2.var_sum, kCols", "pass2.var_sum, kCols - 1")
     assert planted != module.text
     wrong = replace(module, text=planted)
     bench.load("wrong", wrong, compile_module(wrong, facts.arch))

@@ -89,8 +89,8 @@ FRESH: dict[str, Fresh] = {
         mistake="0 times infinity",
         op="cross_entropy",
         shape="64x1000",
-        old=("label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f"),
-        new="label_smoothing * (logf(look2.row_sum) - row_smooth_part)",
+        old=("label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f"),
+        new="label_smoothing * (logf(pass2.row_sum) - row_smooth_part)",
         shows="smoothing 0 and a logit of -inf (a masked word): 0 * inf is NaN, the loss is finite",
     ),
     "ce_bwd_z_loss_of_ignored": Fresh(
@@ -107,8 +107,8 @@ FRESH: dict[str, Fresh] = {
         op="cross_entropy",
         shape="64x1000",
         options={"direction": "backward"},
-        old="row_dlse / look2.row_sum",
-        new="row_dlse * row_is_counted / look2.row_sum",
+        old="row_dlse / pass2.row_sum",
+        new="row_dlse * row_is_counted / pass2.row_sum",
         shows="the gradient by lse flows for an ignored label as well",
     ),
     "dropout_seed_of_32_bits": Fresh(
@@ -179,8 +179,8 @@ FRESH: dict[str, Fresh] = {
         op="layernorm",
         shape="64x1000",
         schedule="default,variance=guarded",
-        old="0.75f * look1.x_squares",
-        new="0.0f * look1.x_squares",
+        old="0.75f * pass1.x_squares",
+        new="0.0f * pass1.x_squares",
         shows="rows whose mean is far above their spread (1e4 +- 1): variance is what rounding left",
     ),
     "rms_eps_as_floor": Fresh(
@@ -188,8 +188,8 @@ FRESH: dict[str, Fresh] = {
         op="rmsnorm",
         shape="64x1000",
         schedule="plain",
-        old="rsqrtf(eps + look1.x_squares / kCols)",
-        new="rsqrtf(fmaxf(eps, look1.x_squares / kCols))",
+        old="rsqrtf(eps + Division::of(pass1.x_squares, kCols))",
+        new="rsqrtf(fmaxf(eps, Division::of(pass1.x_squares, kCols)))",
         shows="mean of squares near eps, or a large eps: factor sqrt(2)",
     ),
     "softmax_start_of_max": Fresh(
@@ -224,8 +224,8 @@ FRESH: dict[str, Fresh] = {
         mistake="finite number for -infinity",
         op="safe_masked_softmax",
         shape="64x1000",
-        old="static_cast<float>(look1.row_max == __int_as_float(0xff800000))",
-        new="static_cast<float>(look1.row_max <= -3.0e38f)",
+        old="static_cast<float>(pass1.row_max == __int_as_float(0xff800000))",
+        new="static_cast<float>(pass1.row_max <= -3.0e38f)",
         shows="a row masked by finfo.min everywhere is a uniform softmax; the mutant adds 1 to its sum",
     ),
     "causal_row_within_batch": Fresh(
@@ -259,8 +259,8 @@ FRESH: dict[str, Fresh] = {
         op="softmax_sink",
         shape="64x1000",
         options={"direction": "backward"},
-        old="maximum(row_sink, look1.x_max)",
-        new="look1.x_max",
+        old="maximum(row_sink, pass1.x_max)",
+        new="pass1.x_max",
         shows="sink above the row's largest by more than 88: inf / inf; dsink is NaN",
     ),
     "adaln_last_batch_whole": Fresh(
@@ -340,9 +340,9 @@ FRESH: dict[str, Fresh] = {
         op="vllm_rmsnorm_to_fp8_token",
         shape="64x1024",
         dtype="bf16",
-        old=("maximum(__fdiv_rn(minimum(scale_ub_value, look2.y_absmax), 448.0f), 4.359654017857143e-06f)"),
+        old=("maximum(__fdiv_rn(minimum(scale_ub_value, pass2.y_absmax), 448.0f), 4.359654017857143e-06f)"),
         new=(
-            "minimum(maximum(__fdiv_rn(look2.y_absmax, 448.0f), 4.359654017857143e-06f), "
+            "minimum(maximum(__fdiv_rn(pass2.y_absmax, 448.0f), 4.359654017857143e-06f), "
             "__fdiv_rn(scale_ub_value, 448.0f))"
         ),
         shows="scale_ub below 448 * 4.36e-6 = 0.00195: the floor must win",
@@ -368,16 +368,16 @@ FRESH: dict[str, Fresh] = {
             "      }\n"
             "      Vec<bfloat16, kVector> h_vec;\n"
             "      pack(h_vec, h_values);\n"
-            "      if (active) write<Store>(residual_row + own + step * kStride, h_vec);"
+            "      if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);"
         ),
         new=(
             "}\n"
             "      Vec<bfloat16, kVector> h_vec;\n"
             "      pack(h_vec, h_values);\n"
-            "      if (active) write<Store>(residual_row + own + step * kStride, h_vec);\n"
+            "      if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);\n"
             "      for (int i = 0; i < kVector; ++i) {\n"
             "        y_values[i] = (element(x_vec, i) + element(read_first<kVector>(residual_row + "
-            "own + step * kStride), i)) * row_rstd *\n"
+            "first_col + step * kStride), i)) * row_rstd *\n"
             "            element(weight_vec, i);\n"
             "      }"
         ),
@@ -395,8 +395,8 @@ FRESH: dict[str, Fresh] = {
         mistake="NaN swallowed",
         op="layernorm",
         shape="64x1000",
-        old=("maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f)"),
-        new="fmaxf(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f)",
+        old=("maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f)"),
+        new="fmaxf(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f)",
         shows="a row with NaN: rstd is NaN, the mutant writes 1 / sqrt(eps)",
     ),
     "division_of_infinity": Fresh(

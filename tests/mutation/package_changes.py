@@ -574,8 +574,19 @@ CHANGES: tuple[Change, ...] = (
         ('f"{first} < rows ? static_cast<int>({start}) : -1"', "start"),
         ('"-=" if self.plan.descends else "+="', '"+="'),
         ('sign = "-" if self.plan.descends else "+"', 'sign = "+"'),
-        ('f"rows - 1 - {self.walker}" if self.plan.descends else self.walker', "self.walker"),
-        ("((rows - 1) / kRowsPerBlock - Team::tile())", "(rows / kRowsPerBlock - Team::tile())"),
+        ("Order::tile({self.walker}, rows - 1)", "Order::tile({self.walker}, rows)"),
+        ("Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock)", "Order::tile(Team::tile(), rows / kRowsPerBlock)"),
+    ),
+    *changes(
+        "codegen/config/constants.py",
+        ("tests/codegen/test_alone.py",),
+        ("self._settled(choice[1 if decided else 2])", "self._settled(choice[2 if decided else 1])"),
+    ),
+    *changes(
+        "codegen/config/alone.py",
+        ("tests/codegen/test_alone.py",),
+        ("statement.body if decided else statement.otherwise", "statement.body"),
+        ("TRUE if number else FALSE", "TRUE"),
     ),
     *changes(
         "codegen/transport/ring.py",
@@ -762,7 +773,7 @@ CHANGES: tuple[Change, ...] = (
         ("if t.name not in given and not t.nullable]", "if False]"),
         ("elif name in arrays:", "elif False:"),
         ("if self.problem.accumulate:", "if False:"),
-        ("if rows > LARGEST_SIZE:", "if False:"),
+        ("if not self.problem.spec.has_inner and rows > LARGEST_ROWS:", "if False:"),
     ),
     *changes(
         "python/arguments.py",

@@ -136,16 +136,16 @@ def verdict_of(case: str, old: str, new: str, scratch: Path, limit_s: float = LI
     return verdict
 
 
-OF_SHARED = "const float x_i = element(x_vec, i);\n        look2_row_sum[i % kRunningSums] += "
-START = "  Look1_3b4a look1 = {0.0f};"
-ADDED = "look1_total[i % kRunningSums] += x_i"
+OF_SHARED = "const float x_i = element(x_vec, i);\n        pass2_row_sum[i % kRunningSums] += "
+START = "  Pass1 pass1 = {0.0f};"
+ADDED = "pass1_total[i % kRunningSums] += x_i"
 PLANTED = [
-    (ADDED, "look1_total[i % kRunningSums] += 2.0f * x_i", Outcome.NUMBERS),
-    ("x_row + own + step * kStride", "x_row + own + step * kStride + 4096 * kCols", Outcome.FAULT),
-    (ADDED, "look1_totl[i % kRunningSums] += x_i", Outcome.DOES_NOT_COMPILE),
+    (ADDED, "pass1_total[i % kRunningSums] += 2.0f * x_i", Outcome.NUMBERS),
+    ("x_row + first_col + step * kStride", "x_row + first_col + step * kStride + 4096 * kCols", Outcome.FAULT),
+    (ADDED, "pass1_totl[i % kRunningSums] += x_i", Outcome.DOES_NOT_COMPILE),
     (START, f"{START}\n  while (*reinterpret_cast<const volatile int*>(x + 0) != rows + 1) {{}}", Outcome.HANG),
     (START, f"{START}\n  reinterpret_cast<void (*)()>(x_pitch - x_pitch + 8)();", Outcome.FAULT),  # ends the process
-    (ADDED, "look1_total[i % kRunningSums] = look1_total[i % kRunningSums] + x_i", Outcome.SAME_CODE),
+    (ADDED, "pass1_total[i % kRunningSums] = pass1_total[i % kRunningSums] + x_i", Outcome.SAME_CODE),
     ("x_i", "renamed_i", Outcome.SAME_CODE),
     (ADDED, ADDED.replace("+= x_i", "+= 0.99999f * x_i + 0.00001f * x_i"), Outcome.SURVIVED),
 ]
@@ -275,15 +275,15 @@ def test_every_wrong_kernel_of_a_sample_is_killed(part: str) -> None:
         # A mean is off by a thirtieth of the deviation: rows of a larger mean allow that, others never come there.
         (
             "guarded_lanes",
-            "look2_x_shifted_sum[i % kRunningSums] += ",
-            "look2_x_shifted_sum[i % kRunningSums] = ",
+            "pass2_x_shifted_sum[i % kRunningSums] += ",
+            "pass2_x_shifted_sum[i % kRunningSums] = ",
             "some_mean",
         ),
         # One eighth of a row's exponentials loses 12 bits: less than the bound of one chain of 6144 terms.
         (
             "max_sum_hybrid",
-            f"{OF_SHARED}expf(x_i - look1.row_max);",
-            f"{OF_SHARED}__uint_as_float(__float_as_uint(expf(x_i - look1.row_max)) & 0xfffff000u);",
+            f"{OF_SHARED}expf(x_i - pass1.row_max);",
+            f"{OF_SHARED}__uint_as_float(__float_as_uint(expf(x_i - pass1.row_max)) & 0xfffff000u);",
             "stretch",
         ),
     ],

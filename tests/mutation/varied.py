@@ -55,7 +55,7 @@ READ, READ_OF_ANY_SIZE = read(), read(*SHARES)
 READ_OF_ANY_SIGN = read(*POSITIVE, before="(?<!-)")  # the lower end of a clamp is nothing where the upper one is below
 OTHERS = "residual2?|z|up|spec_mask|dy|dh|target"
 OTHER = rf"(const float (?:{OTHERS})_i = )(element\([^;]*\));"
-OTHER_NOT_OF_A_SHIFT = OTHER + r"(?!\n[^\n]*\n[^\n]*maximum\(look)"  # that of an exponential cancels
+OTHER_NOT_OF_A_SHIFT = OTHER + r"(?!\n[^\n]*\n[^\n]*maximum\(pass)"  # that of an exponential cancels
 PARAMETER = r"(const float (?:weight|bias|x_bias|spec_scale|shift|scale)_i = )(element\([^;]*\));"
 LABEL = r"(const float row_label = )(row_value\([^;]*\));"
 ON_DEVICE = r"(= )((?:grad_scale|scale|scale_ub|alpha)\[0\])(?=;)"
@@ -110,7 +110,7 @@ VARIED: tuple[MutationClass, ...] = (
     C("share_of_half", "half of a share", r"\(1\.0f - (label_smoothing|p)\)", r"(1.0f - 0.5f * \1)"),
     C("penalty_dropped", "a penalty is left out", r"z_loss \* row_lse", "0.0f"),
     C("penalty_factor", "the factor of a penalty", r"2\.0f \* z_loss", "z_loss"),
-    C("others_of_columns", "what the other columns share", r"(label_smoothing) / kCols", r"\1"),
+    C("others_of_columns", "what the other columns share", r"Division::of\(([^,]*label_smoothing), kCols\)", r"\1"),
     C("ignored_counted", "an ignored row counts", r"row_is_counted != 0\.0f \?", "true ?"),
     C("ignored_by_sign", "negative labels are ignored", r"row_label != ignore_index", "row_label >= 0.0f"),
     C("ignored_low", "labels up to the ignored one are ignored", r"row_label != ignore_index",
@@ -151,8 +151,8 @@ VARIED: tuple[MutationClass, ...] = (
       "true"),
     C("clamp_slope_above", "a slope above the upper end", r"(\w+_i) <= limit \?", "true ?"),
     C("sink_dropped", "a logit that is not written", r"expf\(row_sink - row_top\) \+ ", ""),
-    C("sink_not_largest", "a maximum without the sink", r"maximum\(row_sink, (look1\.x_max)\)", r"\1"),
-    C("largest_unbounded", "no upper end of a scale", r"minimum\(scale_ub_value, (look1\.x_absmax)\)", r"\1"),
+    C("sink_not_largest", "a maximum without the sink", r"maximum\(row_sink, (pass1\.x_max)\)", r"\1"),
+    C("largest_unbounded", "no upper end of a scale", r"minimum\(scale_ub_value, (pass1\.x_absmax)\)", r"\1"),
     C("least_unbounded", "no lower end of a scale", r"maximum\(amax_min, (minimum\([^()]*\))\)", r"\1"),
     C("sigmoid_cut", "a sigmoid that ends", r"expf\(-(\w+_i)(?= \*|\))", r"expf(-fmaxf(\1, -10.0f)"),
     C("residual_twice", "a residual twice", r"\b(residual_i)(?= \+|;)(?<!float residual_i)", r"(\1 + \1)"),

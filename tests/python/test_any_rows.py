@@ -14,7 +14,7 @@ import normgen
 from normgen.bench.transfer import row_entries
 from normgen.device import target
 from normgen.errors import UsageError
-from normgen.problem.problem import LARGEST_SIZE, LARGEST_TILED, Problem
+from normgen.problem.problem import LARGEST_ROWS, LARGEST_TILED, Problem
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
 from normgen.records.winners import lookup, records_of, shipped_folder
@@ -118,7 +118,7 @@ def test_a_row_count_gets_what_is_looked_up_for_its_band() -> None:
 @pytest.mark.parametrize("op", ["rmsnorm", "linear"])
 def test_the_band_of_the_most_rows_is_a_row_count_that_a_problem_may_have(op: str) -> None:
     asked = problem_for(load(op), shape=(1, 8), inner=8 if op == "linear" else None)
-    most = LARGEST_TILED if op == "linear" else LARGEST_SIZE
+    most = LARGEST_TILED if op == "linear" else LARGEST_ROWS
     band = Bands(asked, H200, records=()).band(most)
     assert band == most
     assert problem_for(asked.spec, **asked.with_rows(band).arguments()).rows == most

@@ -29,7 +29,7 @@ MUTANTS = [
     ("sub_warp_per_row", "active ? row : rows - 1", "row", "WRONG"),
     ("warp_per_row", "|| row < rows;", "|| row < rows + 1;", "WRONG"),
     ("backward_persistent", "|| row < rows;", "|| row < rows + 1;", "WRONG"),
-    ("backward_persistent", "min(first + slot(), rows - 1)", "min(first + slot(), rows + 1)", "WRONG"),
+    ("backward_persistent", "min(first + block_row(), rows - 1)", "min(first + block_row(), rows + 1)", "WRONG"),
     ("backward_persistent", "if (active) dbias_sum[step][i] += dy_i", "dbias_sum[step][i] += dy_i", "WRONG"),
     ("ring", "if (lane == 0 && first_row < rows) fetch", "if (lane == 0 && first_row < rows - 1) fetch", AT_1_ROW),
     ("norm_ring", "&& first_row < rows) fetch", "&& first_row < rows - 1) fetch", "WRONG"),
@@ -67,7 +67,7 @@ MUTANTS = [
         "__any_sync(0xffffffffu, row_x_margin >= 0.0f)",
         "WRONG: layernorm",
     ),
-    ("backward_persistent", "own + step * kStride", "own + step * (kStride - kVector)", "global_race: "),
+    ("backward_persistent", "first_col + step * kStride", "first_col + step * (kStride - kVector)", "global_race: "),
 ]
 
 

@@ -78,7 +78,7 @@ def test_h5_a_scalar_named_i_is_the_scalar_and_not_the_index_of_an_element(tmp_p
 
 
 NAMES = (
-    *("look1", "Look1", "kCols", "kVector", "kSteps", "kVectors", "kThreadsPerRow", "kRowsPerBlock", "x_row", "y_row"),
+    *("pass1", "Pass1", "kCols", "kVector", "kSteps", "kVectors", "kThreadsPerRow", "kRowsPerBlock", "x_row", "y_row"),
     *("x_held", "y_values", "valid_row", "active", "Vec", "pack", "read_default", "write_default", "column"),
 )
 

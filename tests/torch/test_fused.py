@@ -951,7 +951,7 @@ def distilled(logits: Tensor, teacher: Tensor) -> Tensor:
     return (F.softmax(teacher, -1) * (F.log_softmax(teacher, -1) - F.log_softmax(logits, -1))).sum(-1).mean()
 
 
-MEANS: dict[str, tuple[Any, Any]] = {
+DIVISIONS: dict[str, tuple[Any, Any]] = {
     "label smoothing": (label_smoothed, None),
     "focal": (focal, None),
     "z": (of_z, None),
@@ -963,9 +963,9 @@ MEANS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.usefixtures("by_operator")
-@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("name", DIVISIONS)
 def test_the_mean_of_the_losses_of_rows_is_part_of_the_operator(name: str) -> None:
-    function, other = MEANS[name]
+    function, other = DIVISIONS[name]
     x = torch.randn(12 if other is None else len(other), COLS, requires_grad=True)
     other = torch.randint(0, COLS, (12,)) if other is None else other
     made = ng.fused(function)

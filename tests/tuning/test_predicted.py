@@ -119,7 +119,7 @@ def looks_twice(problem: Problem) -> Schedule:
 def unbiased(problem: Problem) -> str:
     """The kernel's text with the variance divided by cols - 1."""
     module = emit(problem, looks_twice(problem))
-    return module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)")
+    return module.text.replace("pass2.var_sum, kCols", "pass2.var_sum, kCols - 1")
 
 
 def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
@@ -189,7 +189,7 @@ def test_a_check_makes_its_plain_calls_alone_once_its_time_is_over() -> None:
     assert check.verified is not None
     assert check.verified.calls == 2
     assert "a call at 1 row was not made" in check.not_shown
-    odd = replace(module, text=module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)"))
+    odd = replace(module, text=module.text.replace("pass2.var_sum, kCols", "pass2.var_sum, kCols - 1"))
     assert not cpu_check.check_on_cpu(problem, odd, is_over=lambda: True).ok
 
 

@@ -48,10 +48,12 @@ class Registers(Gather):
         """Registers -> shared memory, one row of sums per group."""
         s, shifted = self.plan.schedule, self.plan.cut.shifted
         shares_warp = self.plan.rows_beside and not shifted
-        group = "slot" if s.rows_per_block > 1 else "0"
-        group = "kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot" if shares_warp else group
+        group = "block_row" if s.rows_per_block > 1 else "0"
+        group = "kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : block_row" if shares_warp else group
         cell = "column + i" if shifted else "i * kVectors + vector"
-        row = f"group_sums[{group}]"
+        row = f"group_sums[{'sums_row' if shares_warp else group}]"
+        rows: list[Statement] = self._add_rows_of_warp() if shares_warp else []
+        rows += [Let("const int", "sums_row", group)] if shares_warp else []
         names = list(enumerate(self.cells.names))
         first_rows = "(kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow)" if shares_warp else ""
         edge = [Set(f"{row}[{index}][edge]", f"{name}_edge_sum") for index, name in names]
@@ -61,7 +63,6 @@ class Registers(Gather):
             elem=[Set(f"{row}[{index}][{cell}]", f"{name}_sum[step][i]") for index, name in names],
             edge=when(first_rows, *edge) if self.plan.cut.edged else (),
         )
-        rows = self._add_rows_of_warp() if shares_warp else []
         return [*rows, *walk.statements(self.access)]
 
     def _add_groups(self) -> list[Statement]:

@@ -20,5 +20,5 @@ class Tree(Exchange):
         return self.declare(states, f"{rows}[kThreadsPerRow]")
 
     def combine(self, state: State, *, is_first: bool) -> list[Statement]:
-        slots = f"{state.variable}_slots{'[slot]' if self.plan.idle_rows else ''}"
+        slots = f"{state.variable}_slots{'[block_row]' if self.plan.idle_rows else ''}"
         return [Set(state.variable, f"reduce_tree<kThreadsPerRow>({state.variable}, {slots})")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, chain_of, chain_setting, declare, start_of_chain, tensor_params
-from normgen.codegen.kernel_text import KernelText
+from normgen.codegen.config.kernel_text import KernelText
 from normgen.codegen.lanes.access import LaneAccess
 from normgen.codegen.lanes.looks import LaneLooks
 from normgen.codegen.lanes.sums import LaneSums
@@ -159,11 +159,11 @@ class LaneKernel:
         area = f"states + {number} * {plan.area}" if number else "states"
         place = "{} * kGroups * kRows + {} * kRows + slot * kVector + i"
         left = [
-            Set(f"look{look + 1}_states[{place.format(number, 'group')}]", f"{variable}.{name}")
+            Set(f"pass{look + 1}_states[{place.format(number, 'group')}]", f"{variable}.{name}")
             for number, name in enumerate(state.components)
         ]
         read = ", ".join(
-            f"look{look + 1}_states[{place.format(number, '{}')}]" for number, _ in enumerate(state.components)
+            f"pass{look + 1}_states[{place.format(number, '{}')}]" for number, _ in enumerate(state.components)
         )
         first = Set(variable, f"{{{read.format(*['0'] * len(state.components))}}}")
         others = read.format(*["other"] * len(state.components))
@@ -171,7 +171,7 @@ class LaneKernel:
         leaves = [each_element(left)]
         return [
             *found,
-            Let("float* const", f"look{look + 1}_states", area),
+            Let("float* const", f"pass{look + 1}_states", area),
             *([If("threadIdx.x % 32 < kSlots", tuple(leaves))] if plan.together > 1 else leaves),
             Do(SYNC, "all parts have left their states"),
             each_element([first]),
@@ -208,7 +208,7 @@ class LaneKernel:
         if not is_spared(group):
             return [*reduction, *instead]
         some = " || ".join(f"!({condition})" for condition in spared)
-        needed = f"look{look + 1}_needed"
+        needed = f"pass{look + 1}_needed"
         return [
             Do(f"bool {needed} = false"),
             each_element([Set(needed, f"{needed} || {some}")]),

@@ -86,7 +86,7 @@ class LaneLooks:
             loop("e", "kChunk", [*each, *steps.elem], unroll=UNROLL),
             *steps.after,
         ]
-        name = f"look{look + 1}_chunk"
+        name = f"pass{look + 1}_chunk"
         head_of = "for (int first = 0; first + kChunk <= kWholeSteps; first += kChunk)"
         return [
             function(name, "int first", [*head, each_element(body)]),
@@ -139,11 +139,11 @@ class LaneLooks:
             each += self.sums.elements(printer)
             arrays += self.sums.head()
             writes += self.sums.tail()
-            said, name = "Last look: the outputs" if plan.looks else "One look: the outputs", "write_at"
+            said, name = "Last pass: the outputs" if plan.looks else "One pass: the outputs", "write_at"
         else:
             steps = steps_of(access.states[look], plan.looks[look], names, "i", by_vector=False)
             values += steps.elem
-            said, name = access.states[look].doc.capitalize(), f"look{look + 1}_at"
+            said, name = access.states[look].doc.capitalize(), f"pass{look + 1}_at"
         body = [*head, *arrays, each_element([*each, *values]), *writes]
         if not is_last and self._takes_chunks(look):
             rest = self._steps(name, body, first="kWholeSteps / kChunk * kChunk")

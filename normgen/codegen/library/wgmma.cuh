@@ -1,4 +1,4 @@
-#pragma once  // wgmma_fence, wgmma_commit, wgmma_wait, wgmma_lines
+#pragma once  // wgmma_fence, wgmma_commit, wgmma_wait, wgmma_arrived, wgmma_lines
 
 // What a thread has done to its sums stands before the products that it starts.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -10,6 +10,14 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int kLeft>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(kLeft) : "memory");
+}
+
+// To the compiler products are in their sums once they are started. Behind the wait for them this tells it that they have
+// come only now, so that it moves no use of them ahead of the wait.
+template <int kTiles, int kSums>
+__device__ __forceinline__ void wgmma_arrived(float (&sums)[kTiles][kSums]) {
+  #pragma unroll
+  for (int i = 0; i < kTiles * kSums; ++i) asm volatile("" : "+f"(sums[i / kSums][i % kSums]) :: "memory");
 }
 
 // Lines of 128 bytes below each other, whose pieces of 16 bytes change places by eights of lines, as tensor cores are

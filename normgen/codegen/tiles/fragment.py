@@ -21,6 +21,7 @@ class SimtText:
     side: type[SideText] = SideText
     left: type[SideText] = SideText
     said: tuple[str, ...] = ()
+    places = "Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."
 
     def __init__(self, access: TileAccess, sides: Sides) -> None:
         self.access, self.plan, self.sides = access, access.plan, sides
@@ -146,6 +147,7 @@ class MmaText(SimtText):
     """A warp reads matrices for a step along k while it multiplies those of the step before."""
 
     side = left = MatrixSide
+    places = "The line and the column of a lane's sums: the layout of mma's accumulators."
     said = ("Warps multiply by tensor cores.",)
 
     @property

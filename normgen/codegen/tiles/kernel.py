@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
-from normgen.codegen.kernel_text import KernelText
+from normgen.codegen.config.kernel_text import KernelText
 from normgen.codegen.module import KernelEntry, Launch, Param, Source, Workspace
 from normgen.codegen.statements import (
     Comment,
@@ -151,7 +151,7 @@ class TileKernel:
         return [
             *self.fragment.place(),
             *self.fragment.lanes(),
-            Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
+            Comment(self.fragment.places),
             Let("const auto", "own_m", own_m),
             Let("const auto", "own_n", own_n),
             *self.fragment.lines(),
@@ -432,14 +432,13 @@ class TileKernel:
             *(self.of_tiles(fragment, scalars) if isinstance(fragment, WgmmaText) else self.of_one_tile(scalars)),
             *AT_END,
         ]
-        config: dict[str, int | str] = {"kThreads": plan.threads, "Chain": self.chain}
         resident = plan.fragment.resident or s.blocks_per_sm
-        config |= {"kBlocksPerSm": resident} if resident else {}
+        config: dict[str, int | str] = {"kThreads": plan.threads, "Chain": self.chain, "kBlocksPerSm": resident}
         return KernelText(
             name=self.name,
             comment=self.comment(),
             params=tuple(map(self.declared, self.params)),
-            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if resident else ""),
+            bounds="Config::kThreads, Config::kBlocksPerSm",
             config=config,
             body=pruned(body),
         )

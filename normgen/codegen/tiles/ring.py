@@ -63,9 +63,11 @@ class Ring:
             NEXT,
         ]
 
-    def consumed(self, over_k: For) -> list[Statement]:
+    def consumed(self, over_k: For, sums: Sequence[str]) -> list[Statement]:
+        """All products of a tile, into these arrays."""
         free = If("lane == 0", (Do("mbarrier_arrive(&empty[before])"),), alone=True)
-        return [Do("int before = 0"), over_k, Do("wgmma_wait<0>()"), free]
+        arrived = [Do(f"wgmma_arrived({name})") for name in sums]
+        return [Do("int before = 0"), over_k, Do("wgmma_wait<0>()"), *arrived, free]
 
     def passed(self, made: Sequence[Statement]) -> list[Statement]:
         """What a stage holds for results is read, and results are made there."""

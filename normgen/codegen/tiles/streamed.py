@@ -42,6 +42,8 @@ class StreamedText(SimtText):
     lines have the pairs of k that an instruction multiplies, of two columns, which are two lines of its matrix.
     """
 
+    places = "The line and the column of a thread's results, once the warps' sums are added."
+
     left = StreamedSide
     said = ("Warps share k, and multiply by tensor cores.",)
 

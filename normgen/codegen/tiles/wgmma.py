@@ -48,6 +48,7 @@ class WgmmaText(SimtText):
     """Sums stay in the order of the instruction until a tile is done."""
 
     side = left = BoxSide
+    places = "The line and the column of a lane's sums: the layout of wgmma's accumulators."
     said: tuple[str, ...] = (
         f"A thread asks for tiles ahead; teams of four warps multiply them by tensor cores, {LINES} lines at a time.",
         "Blocks go from tile to tile: the next one is asked for while results of the one before are stored.",
@@ -138,7 +139,7 @@ class WgmmaText(SimtText):
         parts = [Do(f"float {name}_part[kThreadM / 2][2 * kThreadN]") for name in names]
         tile: list[Statement] = [
             *parts,
-            *ring.consumed(over_k(ring.multiplied([self.products_of_stage()]))),
+            *ring.consumed(over_k(ring.multiplied([self.products_of_stage()])), [f"{name}_part" for name in names]),
             Gap(),
             *behind,
         ]

@@ -44,7 +44,7 @@ class Bulk:
 
     @property
     def _barrier(self) -> str:
-        return "&arrived" + ("[stage]" if self.plan.is_staged else "") + ("[slot]" if self.side_by_side else "")
+        return "&arrived" + ("[stage]" if self.plan.is_staged else "") + ("[block_row]" if self.side_by_side else "")
 
     def _copies(self) -> list[Statement]:
         """What the elected thread of a row does: whole vectors of a shifted row, whose edge is read by its lanes."""
@@ -61,7 +61,7 @@ class Bulk:
         else:
             start, cols = " + kCols - kCopiedCols" if self.plan.is_hybrid else "", "kCopiedCols"
         found.append(Do(f"mbarrier_expect_bytes({self._barrier}, {cols} * {size})"))
-        row = "stage * kRowsPerBlock + slot" if self.plan.is_staged else "slot"
+        row = "stage * kRowsPerBlock + block_row" if self.plan.is_staged else "block_row"
         row = row if self.side_by_side else "stage" if self.plan.is_staged else ""
         row = f" + ({row}) * {self.slots.steps} * kThreadsPerRow * kVector" if row else ""
         for load, ctype in zip(self.plan.held, ctypes, strict=True):

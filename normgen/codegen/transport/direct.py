@@ -30,8 +30,8 @@ def read_row(transport: Transport) -> list[Statement]:
         if plan.copies and not in_registers:
             continue
         where = "registers" if in_registers else "shared memory"
-        what = f"The row of {names} is read once and waits" if span.first == "0" else "The rest of it waits"
+        what = f"Read the row of {names} once; it waits" if span.first == "0" else "The rest of it waits"
         edge = access.edge_reads("{}_edge") if span == access.spans[-1] else ()
-        comment = f"{what} in {where}; each thread reads back its own part."
+        comment = f"{what} in {where}."
         found += Walk(comment=comment, head=head, edge=edge, span=span).statements(access)
     return found

@@ -62,5 +62,5 @@ class RegisterAhead(Transport):
         walk = Walk(head=reads, edge=access.edge_reads("{}_edge_next"))
         starts = [access.row_pointer(plan.problem.tensor(load.name), row) for load in plan.held]
         body = [*found, *starts, *values, *walk.statements(access)]
-        why = "Starts the loads of a row."
+        why = "Prefetches a row into registers."
         return [*registers, Comment(why), function("fetch", f"int {'row' if self._by_row else access.tile}", body)]

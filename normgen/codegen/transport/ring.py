@@ -176,7 +176,7 @@ class Ring(Transport):
         if threads <= WARP:
             return [Do("__syncwarp()", EMPTY)]
         if self.plan.row_barriers:
-            return [Do("named_barrier(1 + slot, kThreadsPerRow)", EMPTY)]
+            return [Do("named_barrier(1 + block_row, kThreadsPerRow)", EMPTY)]
         return [Do("__syncthreads()", EMPTY)]
 
     def _refill(self) -> list[Statement]:

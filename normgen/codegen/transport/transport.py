@@ -86,7 +86,7 @@ class Slots:
     def of(self, tensor: str) -> str:
         staged = self.plan.is_staged
         if self.by_row:
-            row = "(stage * kRowsPerBlock + slot)" if staged else "slot"
+            row = "(stage * kRowsPerBlock + block_row)" if staged else "block_row"
             return f"{tensor}_shared + (({row} * {self.steps} + {self.step}) * kThreadsPerRow + lane) * kVector"
         step = f"(stage * kSteps + {self.step})" if staged else self.step
         return f"{tensor}_shared + ({step} * kThreads + threadIdx.x) * kVector"

@@ -80,8 +80,8 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {
     "gradients, one look": [(SYNC, "")],
     "guarded, lanes combine": [
         ("|| !(", "|| ("),
-        ("look2_needed = look2_needed ||", "look2_needed ="),
-        ("if (__any_sync(0xffffffffu, look2_needed))", "if (look2_needed)"),
+        ("pass2_needed = pass2_needed ||", "pass2_needed ="),
+        ("if (__any_sync(0xffffffffu, pass2_needed))", "if (pass2_needed)"),
         ("if (row_x_margin[i] >= 0.0f)", "if (true)"),
         (SYNC, ""),
     ],

@@ -142,6 +142,11 @@ NORMGEN_INLINE void wgmma_fence() { normgen_cpu_wgmma_fence(); }
 NORMGEN_INLINE void wgmma_commit() { normgen_cpu_wgmma_commit(); }
 template <int kLeft>
 NORMGEN_INLINE void wgmma_wait() { normgen_cpu_wgmma_wait(kLeft); }
+
+// The sums come with the wait: a use in front of it reads what was there before.
+template <int kTiles, int kSums>
+NORMGEN_INLINE void wgmma_arrived(float (&)[kTiles][kSums]) {}
+
 template <int kCount>
 NORMGEN_INLINE void leave_registers() {}
 template <int kCount>

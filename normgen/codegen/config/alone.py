@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from normgen.codegen.chain import UNCHAINED
-from normgen.codegen.constants import FALSE, TRUE, Known, value
-from normgen.codegen.kernel_text import PLAIN, KernelText
+from normgen.codegen.config.constants import FALSE, TRUE, Known, inner, value
+from normgen.codegen.config.kernel_text import PLAIN, KernelText
 from normgen.codegen.statements import (
     Comment,
     ConfigSetting,
@@ -32,6 +32,7 @@ from normgen.codegen.statements import (
 
 _BOUNDS = re.compile(r"Config::(\w+)")
 _ALIAS = re.compile(r"[a-z_]\w*|\d+")
+_QUOTIENT = re.compile(r"(?<![\w*/%] )(?<![\w)>\]])\(([\w.]+ / \w+)\)(?! [*/%])")
 _WHOLE = ("const int", "const bool", "const long long")
 _COUNTER = re.compile(r"(?:int|unsigned) (\w+) = 0")
 
@@ -168,6 +169,10 @@ def _without(name: str, body: Iterable[Statement]) -> Sequence[Statement]:
 
 
 def _plain(text: str) -> str:
-    """Names of a type that depends on no Config need no `typename`; a default needs no name."""
-    text = text.replace("typename ", "").replace("::template ", "::")
+    """Names of a type that depends on no Config need no `typename`; a default needs no name.
+
+    A quotient needs no brackets where sums alone are around it.
+    """
+    text = inner(text.replace("typename ", "").replace("::template ", "::"))
+    text = _QUOTIENT.sub(r"\1", text)
     return text.replace(f", {PLAIN['Load']}>", ">").replace(f"<{PLAIN['Store']}>", "")

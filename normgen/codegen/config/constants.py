@@ -116,6 +116,8 @@ class Known:
                 start = at + len(function)
                 end = _closed_at(text, start)
                 arguments = [part for _, part in outside(text[start + 1 : end], (", ",))]
+                if " / " in written:
+                    arguments = [f"({a})" if len(outside(a, (" + ", " - "))) > 1 else a for a in arguments]
                 text = text[:at] + written.format(*arguments) + text[end + 1 :]
         return self._settled(_WORD.sub(self._named, text))
 
@@ -127,10 +129,11 @@ class Known:
     def _settled(self, text: str) -> str:
         text = "".join(self._brackets(text))
         if choice := chosen(text):
-            condition = value(choice[0], self.numbers)
-            if condition is not None:
-                return self._settled(choice[1 if condition else 2])
-            return CHOICE[0].join((self._settled(choice[0]), CHOICE[1].join(map(self._settled, choice[1:]))))
+            condition = self._settled(choice[0])
+            decided = value(condition, self.numbers)
+            if decided is not None:
+                return self._settled(choice[1 if decided else 2])
+            return CHOICE[0].join((condition, CHOICE[1].join(map(self._settled, choice[1:]))))
         for mark, decides in ((" || ", 1), (" && ", 0)):
             parts = [part for _, part in outside(text, (mark,))]
             if len(parts) > 1:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import CHAINS, asking
+from normgen.codegen.config.rows import DIVISIONS, ORDERS
 from normgen.codegen.statements import ConfigSetting, Statement, Struct
-from normgen.knobs import DependentLaunch, LoadHint, StoreHint
+from normgen.knobs import DependentLaunch, Division, LoadHint, RowOrder, StoreHint
 from normgen.schedule.schedule import Schedule
 
 # library/plain.cuh
@@ -17,7 +18,10 @@ PLAIN: dict[str, str | int] = {
     "Store": policy(StoreHint.DEFAULT),
     "Chain": CHAINS[DependentLaunch.OFF],
     "Params": asking(Schedule().params),
+    "Order": ORDERS[RowOrder.ASCENDING],
+    "Division": DIVISIONS[Division.IEEE],
     "kCluster": 1,
+    "kBlocksPerSm": 0,
 }
 
 
