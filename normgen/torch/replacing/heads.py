@@ -78,25 +78,19 @@ class Logits(Pending):
         self.version = 0 if weight is None else weight._version
         self.memory = 0 if weight is None or torch.compiler.is_compiling() else weight.data_ptr()
 
-    def formed(self, *, is_last: bool = False) -> Tensor:
-        """The logits, formed once. Raises UsageError behind an optimiser's step, which changed what they were.
+    def making(self, *, is_last: bool) -> Tensor:
+        """Raises UsageError behind an optimiser's step, which changed what they were.
 
         is_last  the model is through with them, but for parts of it that a backward pass runs again as they ran
         """
-        if self.made is not None:
-            return self.made
         if self.base is not None:
             of, name, args = self.base
-            made = getattr(of.formed(is_last=is_last), name)(*args)
-        else:
-            if not self.is_as_it_was(self.weight):
-                rule = "logits are formed by the weight that they were to be of, which was changed in place since"
-                hint = "read output.logits before the optimiser's step, or call the model outside of training"
-                raise UsageError(rule, received="logits of a replaced head", hint=hint)
-            made = self.form(self.rows, self.weight, self.dtype)
-        if not is_last:
-            self.made = made
-        return made
+            return getattr(of.formed(is_last=is_last), name)(*args)
+        if not self.is_as_it_was(self.weight):
+            rule = "logits are formed by the weight that they were to be of, which was changed in place since"
+            hint = "read output.logits before the optimiser's step, or call the model outside of training"
+            raise UsageError(rule, received="logits of a replaced head", hint=hint)
+        return self.form(self.rows, self.weight, self.dtype)
 
     def is_as_it_was(self, weight: Tensor | None) -> bool:
         """A compiler does not see where the memory of a weight is."""
@@ -213,11 +207,6 @@ class LossForward(Patched):
         super().__init__(module, name=name)
         self.found = found
         self.at = [*inspect.signature(self.original).parameters].index(found.labels)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """What trainers ask to know which columns of a data set a model takes."""
-        return inspect.signature(self.original)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         labels = args[self.at] if len(args) > self.at else named.get(self.found.labels)

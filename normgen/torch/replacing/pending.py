@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
+
+from normgen.torch.calls import autocast_dtype
+from normgen.torch.choosing import is_worth_products
+from normgen.torch.operators import Operator, operator
+from normgen.torch.replacing.normed import products_behind
 
 Tensor = Any
 
@@ -24,6 +29,14 @@ class Pending:
 
     def formed(self, *, is_last: bool = False) -> Tensor:
         """The tensor, made once; `is_last`: by who asks last, so that it need not be kept."""
+        if self.made is not None:
+            return self.made
+        made = self.making(is_last=is_last)
+        if not is_last:
+            self.made = made
+        return made
+
+    def making(self, *, is_last: bool) -> Tensor:
         raise NotImplementedError
 
     @classmethod
@@ -83,16 +96,88 @@ for _name in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OTHERS, *_I
     setattr(Pending, f"__{_name}__", _of_formed(f"__{_name}__"))
 
 
+class Normed(Pending):
+    """What a norm gives, until products behind it have made it themselves.
+
+    function, given, eps  one of `NORMS`, its rows and its weight
+    original              the norm's own forward
+    found                 products that were made beside another one, by the names of their layers
+    """
+
+    def __init__(self, function: str, given: Sequence[Tensor], eps: float, original: Callable[..., Tensor]) -> None:
+        super().__init__(given[0], given[0].shape[-1], given[0].dtype)
+        self.function, self.given, self.eps, self.original = function, given, eps, original
+        self.found: dict[str, Tensor] = {}
+
+    def making(self, **_: bool) -> Tensor:
+        return self.original(self.rows)
+
+    def products(self, layers: Sequence[Any], where: str, gate: str = "") -> Any:
+        """Its products with the weights of linear layers alike, and their biases, in one kernel; or their gate."""
+        given = (*self.given, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
+        return called(products_behind(self.function, len(layers), gate), given, (self.eps,), where)
+
+
+class Product(Pending):
+    """A linear layer's product with `weight` [cols, inner], until a residual is added to it, which its kernel does.
+
+    where  as in `Site`
+    """
+
+    def __init__(self, rows: Tensor, weight: Tensor, where: str) -> None:
+        super().__init__(rows, weight.shape[0], rows.dtype)
+        self.weight, self.where = weight, where
+
+    def making(self, **_: bool) -> Tensor:
+        return torch.nn.functional.linear(self.rows, self.weight)
+
+    @classmethod
+    def resolved(cls, func: Any, args: Any, named: Any) -> Any:
+        if func not in _ADDS or len(args) != 2 or named:
+            return NotImplemented
+        return args[1].plus(args[0]) if isinstance(args[1], cls) else args[0].plus(args[1])
+
+    def plus(self, other: Any) -> Tensor:
+        is_alike = type(other) is torch.Tensor and (other.dtype, other.device) == (self.dtype, self.device)
+        if not is_alike or other.shape != self.shape or self.made is not None:
+            return self.formed() + (other.formed() if isinstance(other, Pending) else other)
+        return called(_linear_add, (self.rows, other, self.weight.t()), (), self.where)
+
+    __add__ = __radd__ = plus
+
+
+_linear_add = operator("linear_add")
+_ADDS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+
+
+def called(of: Operator, tensors: Sequence[Tensor], scalars: Sequence[float], where: str) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        return of.traced(*tensors, *scalars, None, True, where)
+    return of.function(*tensors, *scalars)
+
+
+def may_pend(x: Any, weight: Tensor) -> bool:
+    """Whether what is made of rows and a weight may wait for its reader: of few rows, without gradients or autocast."""
+    if type(x) is not torch.Tensor or torch.is_grad_enabled() or autocast_dtype(x.device.type) is not None:
+        return False
+    return is_worth_products(x, weight, of_many=False)
+
+
 def with_tensors(found: Any) -> Any:
     """What a module returns, with the tensors that pending ones stand for."""
     if isinstance(found, Pending):
         return found.formed(is_last=True)
+    if not _holds_pending(found):
+        return found
     if isinstance(found, (dict, list)):  # a compiler traces no `|`
         for key, value in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
-            if (made := with_tensors(value)) is not value:
-                found[key] = made
-    elif isinstance(found, tuple):
-        parts = [with_tensors(value) for value in found]
-        if any(part is not value for part, value in zip(parts, found, strict=True)):
-            return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-    return found
+            found[key] = with_tensors(value)
+        return found
+    parts = [with_tensors(value) for value in found]
+    return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+
+
+def _holds_pending(found: Any) -> bool:
+    if isinstance(found, (dict, list, tuple)):
+        return any(_holds_pending(value) for value in (found.values() if isinstance(found, dict) else found))
+    return isinstance(found, Pending)
