@@ -213,7 +213,14 @@ class Report:
         return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
 
 
-def replace(model: Module, *, opaque: bool | None = None, products: bool = False, stored_logits: bool = True) -> Report:
+def replace(
+    model: Module,
+    *,
+    opaque: bool | None = None,
+    products: bool = False,
+    layers: bool = False,
+    stored_logits: bool = True,
+) -> Report:
     """Let the norms of a model, and its products with `products`, compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
@@ -239,16 +246,20 @@ def replace(model: Module, *, opaque: bool | None = None, products: bool = False
       fraction of the memory: what the model returns as logits is then no tensor, but becomes one for any function or
       method of torch's, until the head's weight changes. Without labels the model does what it did.
 
-    * layers, of up to 16 rows where no gradient is recorded: a root-mean-square norm whose result nothing but linear
-      layers reads, such as those of queries, keys and values or a gate, is a part of their kernels, one for layers of
-      one width; a residual that a product is added to is a part of the product's. A layer is a module with such a norm
-      and modules that multiply, run on stand-ins: what it does between them decides, at each call again. float16, in
-      which a large row times a weight is infinite, keeps its norms.
+    * with `layers`, too, layers of up to 16 rows where no gradient is recorded: a root-mean-square norm whose result
+      nothing but linear layers reads, such as those of queries, keys and values or a gate, is a part of their kernels,
+      one for layers of one width; a residual that a product is added to is a part of the product's. A layer is a module
+      with such a norm and modules that multiply, run on stand-ins: what it does between them decides, at each call
+      again. float16, in which a large row times a weight is infinite, keeps its norms.
 
     Of more rows and in training, products between a norm and a residual are left to torch, whose own are as fast.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError("a model is a torch.nn.Module", received=type(model).__name__)
+    if layers and not products:
+        raise UsageError(
+            "layers are replaced by kernels of products", received="layers=True", hint="products=True, too"
+        )
     known: dict[Any, Any] = {}
     replaced: dict[str, What] = {}
     left: dict[str, str] = {}
@@ -278,7 +289,7 @@ def replace(model: Module, *, opaque: bool | None = None, products: bool = False
                 own = getattr(module, head)
                 own.forward = HeadForward(own, name=f"{name}.{head}" if name else head, stores=stored_logits)
                 module.forward = LossForward(module, found, name=name)
-    for name, module in model.named_modules() if products else ():
+    for name, module in model.named_modules() if products and layers else ():
         why: dict[str, str] = {}
         told = functools.partial(told_layer, left=why)
         if not is_patched(module) and (found := _examine(module, told)) and note(name, module, found):
