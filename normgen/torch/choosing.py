@@ -61,12 +61,12 @@ def why_no_products(weight: Any) -> str:
     )
 
 
-def is_worth_products(x: Any, weight: Any, *, of_few: bool = True) -> bool:
+def is_worth_products(x: Any, weight: Any, *, of_few: bool = True, of_many: bool = True) -> bool:
     """Whether our kernels multiply rows [.., inner] by a weight [cols, inner] in no more time than torch does.
 
-    On sm_90, of 16 bits: few rows, which read each weight once (of_few), and many, which fill the tensor cores (H200,
-    `torch.matmul`'s time over ours: 0.96 to 1.27 of 1 to 16 rows, 0.98 to 1.01 of 4096 and more, and 0.76 to 1.08 of
-    64 and 256). On the CPU, of float32 and float64, where our formulas are torch's own products.
+    On sm_90, of 16 bits: few rows, which read each weight once (of_few), and many, which fill the tensor cores
+    (of_many; H200, `torch.matmul`'s time over ours: 0.96 to 1.27 of 1 to 16 rows, 0.98 to 1.01 of 4096 and more, and
+    0.76 to 1.08 of 64 and 256). On the CPU, of float32 and float64, where our formulas are torch's own products.
     """
     device, dtype = x.device, x.dtype
     if weight.device != device or x.shape[-1] != weight.shape[1] or not x.numel():
@@ -81,7 +81,7 @@ def is_worth_products(x: Any, weight: Any, *, of_few: bool = True) -> bool:
     if dtype not in (torch.bfloat16, torch.float16) or not x.is_cuda or not _is_hopper(device.index):
         return False
     rows = x.numel() // x.shape[-1]
-    return True if rows >= _MANY_ROWS or (of_few and rows <= _FEW_ROWS) else False  # noqa: SIM210
+    return True if (of_many and rows >= _MANY_ROWS) or (of_few and rows <= _FEW_ROWS) else False  # noqa: SIM210
 
 
 _hopper: dict[int, bool] = {}

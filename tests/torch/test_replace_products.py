@@ -758,6 +758,8 @@ def test_what_is_worth_a_kernel_is_decided_by_device_dtype_and_rows(monkeypatch:
         assert found == ([1, 16, 1024, 9000] if is_ours else [])
     monkeypatch.setattr(choosing, "_hopper", {0: True})
     assert not choosing.is_worth_products(Cuda(4, WIDTH), weight, of_few=False)
+    assert choosing.is_worth_products(Cuda(4, WIDTH), weight, of_many=False)
+    assert not choosing.is_worth_products(Cuda(1024, WIDTH), weight, of_many=False)
     assert not choosing.is_worth_products(Cuda(4, WIDTH, dtype=torch.float32), Cuda(64, WIDTH, dtype=torch.float32))
     assert not choosing.is_worth_products(Cuda(4, WIDTH, dtype=torch.float32), weight)
     assert not choosing.is_worth_products(Cuda(4, HIDDEN), weight)

@@ -14,6 +14,7 @@ import torch
 from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.gated import GATES, gated_products
 from normgen.torch.replacing.patched import PLAIN, Patched, is_bare, is_looked_on, is_plain_linear, is_same
+from normgen.torch.replacing.pending import Normed
 from normgen.torch.replacing.probing import INTERNAL, NONE, FailedError, copied, is_close, names_read, telling_rows
 
 Tensor = Any
@@ -65,11 +66,15 @@ class GatedForward(Patched):
         if not (is_plain_linear(gate) and is_plain_linear(up) and self.is_as_found()):
             return self.original(x)
         w_gate, w_up = gate.weight, up.weight
-        if type(x) is not torch.Tensor or is_looked_on() or not is_worth_products(x, w_gate):
+        normed = x if type(x) is Normed and x.made is None else None
+        rows = x if normed is None else normed.rows
+        if type(rows) is not torch.Tensor or is_looked_on() or not is_worth_products(rows, w_gate):
             return self.original(x)
         if w_gate.shape != w_up.shape or w_gate.dtype != w_up.dtype or w_gate.device != w_up.device:
             return self.original(x)
-        return getattr(module, mlp.down)(self.products(x, w_gate, w_up, self.name))
+        if normed is None:
+            return getattr(module, mlp.down)(self.products(rows, w_gate, w_up, self.name))
+        return getattr(module, mlp.down)(normed.products((gate, up), self.name, mlp.function))
 
     def __getstate__(self) -> dict[str, Any]:
         """As `Forward`: what remembers kernels belongs to nobody."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from normgen.errors import UsageError
 from normgen.operators.table import REDUCTIONS
@@ -26,6 +25,7 @@ from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.functional import cross_entropy
 from normgen.torch.linear_loss import linear_cross_entropy
 from normgen.torch.replacing.patched import Patched, is_looked_on, is_plain_linear
+from normgen.torch.replacing.pending import Pending, with_tensors
 from normgen.torch.replacing.probing import INTERNAL, FailedError, copied
 
 Tensor = Any
@@ -56,7 +56,7 @@ class HeadLoss:
         return f"linear_cross_entropy(x, {self.head}.weight, {self.labels}), in training"
 
 
-class Logits:
+class Logits(Pending):
     """Logits [.., classes] that become a tensor of `dtype` when somebody asks for one.
 
     rows    [.., classes], what they are before a cast; with a weight, the rows [.., inner] in front of the head
@@ -73,31 +73,24 @@ class Logits:
         dtype: Any,
         base: tuple[Logits, str, tuple[Any, ...]] | None = None,
     ) -> None:
-        self.rows, self.weight, self.form, self.dtype, self.base = rows, weight, form, dtype, base
-        self.classes = rows.shape[-1] if weight is None else weight.shape[0]
+        super().__init__(rows, rows.shape[-1] if weight is None else weight.shape[0], dtype)
+        self.weight, self.form, self.base = weight, form, base
         self.version = 0 if weight is None else weight._version
         self.memory = 0 if weight is None or torch.compiler.is_compiling() else weight.data_ptr()
-        self.made: Tensor | None = None
 
-    def formed(self, *, is_last: bool = False) -> Tensor:
-        """The logits, formed once. Raises UsageError behind an optimiser's step, which changed what they were.
+    def making(self, *, is_last: bool) -> Tensor:
+        """Raises UsageError behind an optimiser's step, which changed what they were.
 
         is_last  the model is through with them, but for parts of it that a backward pass runs again as they ran
         """
-        if self.made is not None:
-            return self.made
         if self.base is not None:
             of, name, args = self.base
-            made = getattr(of.formed(is_last=is_last), name)(*args)
-        else:
-            if not self.is_as_it_was(self.weight):
-                rule = "logits are formed by the weight that they were to be of, which was changed in place since"
-                hint = "read output.logits before the optimiser's step, or call the model outside of training"
-                raise UsageError(rule, received="logits of a replaced head", hint=hint)
-            made = self.form(self.rows, self.weight, self.dtype)
-        if not is_last:
-            self.made = made
-        return made
+            return getattr(of.formed(is_last=is_last), name)(*args)
+        if not self.is_as_it_was(self.weight):
+            rule = "logits are formed by the weight that they were to be of, which was changed in place since"
+            hint = "read output.logits before the optimiser's step, or call the model outside of training"
+            raise UsageError(rule, received="logits of a replaced head", hint=hint)
+        return self.form(self.rows, self.weight, self.dtype)
 
     def is_as_it_was(self, weight: Tensor | None) -> bool:
         """A compiler does not see where the memory of a weight is."""
@@ -113,29 +106,15 @@ class Logits:
             return getattr(self.formed(), name)(*args)
         return Logits(rows, self.weight, self.form, dtype or self.dtype, (self, name, args))
 
-    # What a tensor says of itself.
-
-    @property
-    def shape(self) -> Any:
-        return torch.Size((*self.rows.shape[:-1], self.classes))
-
-    @property
-    def ndim(self) -> int:
-        return int(self.rows.ndim)
-
-    @property
-    def device(self) -> Any:
-        return self.rows.device
-
     @property
     def requires_grad(self) -> bool:
         return bool(self.rows.requires_grad or (self.weight is not None and self.weight.requires_grad))
 
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        return self.ndim
+    @classmethod
+    def resolved(cls, func: Any, args: Any, named: Any) -> Any:
+        if func is _cross_entropy and isinstance(args[0] if args else named.get("input"), cls):
+            return _loss(*args, **named)
+        return NotImplemented
 
     # What is done to rows in the place of logits.
 
@@ -152,7 +131,7 @@ class Logits:
 
     def view(self, *sizes: Any) -> Any:
         sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
-        if len(sizes) < 2 or sizes[-1] != self.classes:
+        if len(sizes) < 2 or sizes[-1] != self.width:
             return self.formed().reshape(*sizes)
         return self.of(self.rows.reshape(*sizes[:-1], self.rows.shape[-1]), "reshape", *sizes)
 
@@ -161,7 +140,7 @@ class Logits:
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
         if (start_dim, end_dim) not in ((0, -2), (0, self.ndim - 2)):
             return self.formed().flatten(start_dim, end_dim)
-        return self.view(-1, self.classes)
+        return self.view(-1, self.width)
 
     def __getitem__(self, index: Any) -> Any:
         """Of slices of rows with all classes."""
@@ -172,37 +151,6 @@ class Logits:
         if len(slices) + dots < len(parts) or (has_classes and parts[-1] != slice(None)):
             return self.formed()[index]
         return self.of(self.rows[index], "__getitem__", index)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.formed()[index] = value.formed() if isinstance(value, Logits) else value
-
-    # All else.
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of copies and pickles
-            raise AttributeError(name)
-        return getattr(self.formed(), name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if func is _cross_entropy and isinstance(args[0] if args else named.get("input"), cls):
-            return _loss(*args, **named)
-        args, named = tree_map(lambda one: one.formed() if isinstance(one, cls) else one, (args, named))
-        return func(*args, **named)
-
-
-def _of_formed(name: str) -> Callable[..., Any]:
-    def run(self: Logits, *args: Any) -> Any:
-        return getattr(self.formed(), name)(*[a.formed() if isinstance(a, Logits) else a for a in args])
-
-    return run
-
-
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-_OTHERS = ("neg", "pos", "abs", "invert", "len", "iter", "bool", "float", "int", "eq", "ne", "lt", "le", "gt", "ge")
-for _name in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OTHERS, "array"):
-    setattr(Logits, f"__{_name}__", _of_formed(f"__{_name}__"))
 
 
 def _loss(
@@ -260,11 +208,6 @@ class LossForward(Patched):
         self.found = found
         self.at = [*inspect.signature(self.original).parameters].index(found.labels)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """What trainers ask to know which columns of a data set a model takes."""
-        return inspect.signature(self.original)
-
     def __call__(self, *args: Any, **named: Any) -> Any:
         labels = args[self.at] if len(args) > self.at else named.get(self.found.labels)
         head = getattr(self.module, self.found.head).forward
@@ -276,7 +219,7 @@ class LossForward(Patched):
             found = self.original(*args, **named)
         finally:
             head.is_open = False
-        return _with_tensors(found) if self.found.stores else found
+        return with_tensors(found) if self.found.stores else found
 
 
 def _form(rows: Tensor, weight: Tensor | None, dtype: Any) -> Tensor:
@@ -285,21 +228,6 @@ def _form(rows: Tensor, weight: Tensor | None, dtype: Any) -> Tensor:
         return rows
     with torch.autocast(rows.device.type, enabled=False):
         return torch.nn.functional.linear(rows.to(dtype), weight.to(dtype))
-
-
-def _with_tensors(found: Any) -> Any:
-    """What a model returns, with the logits that it stored anyway as the tensors they were."""
-    if isinstance(found, Logits):
-        return found.formed(is_last=True)
-    if isinstance(found, (dict, list)):  # a compiler traces no `|`
-        for key, value in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
-            if (made := _with_tensors(value)) is not value:
-                found[key] = made
-    elif isinstance(found, tuple):
-        parts = [_with_tensors(value) for value in found]
-        if any(part is not value for part, value in zip(parts, found, strict=True)):
-            return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-    return found
 
 
 def labels_of(module: Module) -> str:

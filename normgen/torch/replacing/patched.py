@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import Any
 
@@ -10,14 +11,25 @@ from torch.autograd import forward_ad
 
 Module = Any
 
+_TENSORS = (torch.nn.Parameter, torch.Tensor)
 PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
 
 
 class Patched:
-    """In the place of a module's forward, until `restore`; `original` is what it was."""
+    """In the place of a module's forward, until `restore`; `original` is what it was.
+
+    opened  while the layer that it is a part of runs, and lets it give what is pending: a linear layer that reads that
+    """
+
+    opened: Module = None
 
     def __init__(self, module: Module, *, name: str) -> None:
         self.module, self.name, self.original = module, name, module.forward
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What trainers ask to know which columns of a data set a model takes."""
+        return inspect.signature(self.original)
 
 
 def is_patched(module: Module) -> bool:
@@ -31,12 +43,15 @@ def is_bare(module: Module) -> bool:
     )
 
 
-def is_plain_linear(module: Module) -> bool:
-    """Whether a call of it is the product with its weight, a tensor of torch's own: no bias, adapter or shard."""
+def is_plain_linear(module: Module, *, biased: bool = False) -> bool:
+    """Whether a call of it is the product with its weight, of torch's own tensors: no adapter or shard, no bias.
+
+    biased  it may have one
+    """
     return (
         type(module) is torch.nn.Linear
-        and module.bias is None
-        and type(module.weight) in (torch.nn.Parameter, torch.Tensor)
+        and (module.bias is None or (biased and type(module.bias) in _TENSORS))
+        and type(module.weight) in _TENSORS
         and is_bare(module)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from normgen.errors import UsageError
 from normgen.torch.replacing.gating import GatedForward, GatedMlp, may_be_gated, told_gated
 from normgen.torch.replacing.heads import HeadForward, HeadLoss, LossForward, labels_of, told_loss
+from normgen.torch.replacing.layers import Layer, LayerForward, LinearForward, told_layer
 from normgen.torch.replacing.patched import PLAIN, Patched, is_patched, is_same
+from normgen.torch.replacing.pending import Normed, Pending, may_pend
 from normgen.torch.replacing.probing import INTERNAL, NONE, Norm, told
 
 Tensor = Any
@@ -54,6 +56,8 @@ class Forward(Patched):
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
+        if isinstance(x, Pending):
+            x = x.formed()
         norm, module, known = self.norm, self.module, self.module._parameters
         lying = norm.lying
         if lying is not None and not lying.takes(x):
@@ -79,6 +83,8 @@ class Forward(Patched):
                     break
         if dtype is None or scalars is None:
             return self.original(x)
+        if self.opened is not None and self.may_be_pending(given, dtype):
+            return Normed(norm.function, given, scalars[self.eps_at], self.original)
         if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = None
         places = self.places
@@ -98,6 +104,12 @@ class Forward(Patched):
             except UsageError:  # a parameter of another shape, say, that the module spreads
                 return self.original(x)
         return found if lying is None else lying.back(found, x)
+
+    def may_be_pending(self, given: Sequence[Tensor], dtype: Any) -> bool:
+        """Whether products behind it make it. float16 does not hold the products of large rows and weights."""
+        x, weight = given[0], given[-1]
+        is_alike = dtype == x.dtype == weight.dtype != torch.float16
+        return is_alike and weight.shape[-1:] == x.shape[-1:] and may_pend(x, self.opened.weight)
 
     def scalars_again(self) -> tuple[float, ...] | None:
         """As `scalars_now`, remembered for calls behind which no attribute is set."""
@@ -185,7 +197,7 @@ def _print(value: Any, depth: int = 5) -> Any:
     return _One(value)
 
 
-What = Norm | GatedMlp | HeadLoss
+What = Norm | GatedMlp | HeadLoss | Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +213,14 @@ class Report:
         return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
 
 
-def replace(model: Module, *, opaque: bool | None = None, products: bool = False, stored_logits: bool = True) -> Report:
+def replace(
+    model: Module,
+    *,
+    opaque: bool | None = None,
+    products: bool = False,
+    layers: bool = False,
+    stored_logits: bool = True,
+) -> Report:
     """Let the norms of a model, and its products with `products`, compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
@@ -227,10 +246,20 @@ def replace(model: Module, *, opaque: bool | None = None, products: bool = False
       fraction of the memory: what the model returns as logits is then no tensor, but becomes one for any function or
       method of torch's, until the head's weight changes. Without labels the model does what it did.
 
-    Products between a norm and a residual are left to torch, whose own are as fast.
+    * with `layers`, too, layers of up to 16 rows where no gradient is recorded: a root-mean-square norm whose result
+      nothing but linear layers reads, such as those of queries, keys and values or a gate, is a part of their kernels,
+      one for layers of one width; a residual that a product is added to is a part of the product's. A layer is a module
+      with such a norm and modules that multiply, run on stand-ins: what it does between them decides, at each call
+      again. float16, in which a large row times a weight is infinite, keeps its norms.
+
+    Of more rows and in training, products between a norm and a residual are left to torch, whose own are as fast.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError("a model is a torch.nn.Module", received=type(model).__name__)
+    if layers and not products:
+        raise UsageError(
+            "layers are replaced by kernels of products", received="layers=True", hint="products=True, too"
+        )
     known: dict[Any, Any] = {}
     replaced: dict[str, What] = {}
     left: dict[str, str] = {}
@@ -260,6 +289,15 @@ def replace(model: Module, *, opaque: bool | None = None, products: bool = False
                 own = getattr(module, head)
                 own.forward = HeadForward(own, name=f"{name}.{head}" if name else head, stores=stored_logits)
                 module.forward = LossForward(module, found, name=name)
+    for name, module in model.named_modules() if products and layers else ():
+        why: dict[str, str] = {}
+        told = functools.partial(told_layer, left=why)
+        if not is_patched(module) and (found := _examine(module, told)) and note(name, module, found):
+            for linear, own, beside in found.linears(module):
+                own.forward = LinearForward(own, beside, name=f"{name}.{linear}" if name else linear)
+            module.forward = LayerForward(module, found, name=name)
+        for child, reason in why.items():
+            left.setdefault(f"{name}.{child}" if name else child, f"{type(getattr(module, child)).__name__}: {reason}")
     return Report(replaced=replaced, left=left)
 
 

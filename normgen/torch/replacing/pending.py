@@ -1,0 +1,183 @@
+"""What stands for a tensor between modules until somebody asks for it: a kernel may then make it otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from normgen.torch.calls import autocast_dtype
+from normgen.torch.choosing import is_worth_products
+from normgen.torch.operators import Operator, operator
+from normgen.torch.replacing.normed import products_behind
+
+Tensor = Any
+
+
+class Pending:
+    """A tensor [.., width] of `dtype` that is made when somebody asks for one: it is no tensor before.
+
+    rows  [.., n], which it has the leading sizes and the device of
+    made  the tensor, once it was asked for
+    """
+
+    def __init__(self, rows: Tensor, width: int, dtype: Any) -> None:
+        self.rows, self.width, self.dtype = rows, width, dtype
+        self.made: Tensor | None = None
+
+    def formed(self, *, is_last: bool = False) -> Tensor:
+        """The tensor, made once; `is_last`: by who asks last, so that it need not be kept."""
+        if self.made is not None:
+            return self.made
+        made = self.making(is_last=is_last)
+        if not is_last:
+            self.made = made
+        return made
+
+    def making(self, *, is_last: bool) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def resolved(cls, func: Any, args: Any, named: Any) -> Any:
+        """What a function of torch's gives without the tensor; NotImplemented where it takes the tensor."""
+        del func, args, named
+        return NotImplemented
+
+    # What a tensor says of itself.
+
+    @property
+    def shape(self) -> Any:
+        return torch.Size((*self.rows.shape[:-1], self.width))
+
+    @property
+    def ndim(self) -> int:
+        return int(self.rows.ndim)
+
+    @property
+    def device(self) -> Any:
+        return self.rows.device
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    # All else.
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of copies and pickles
+            raise AttributeError(name)
+        return getattr(self.formed(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        found = cls.resolved(func, args, named)
+        if found is not NotImplemented:
+            return found
+        args, named = tree_map(lambda one: one.formed() if isinstance(one, Pending) else one, (args, named))
+        return func(*args, **named)
+
+
+def _of_formed(name: str) -> Callable[..., Any]:
+    def run(self: Pending, *args: Any) -> Any:
+        return getattr(self.formed(), name)(*[a.formed() if isinstance(a, Pending) else a for a in args])
+
+    return run
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OTHERS = ("neg", "pos", "abs", "invert", "len", "iter", "bool", "float", "int", "eq", "ne", "lt", "le", "gt", "ge")
+_ITEMS = ("getitem", "setitem", "array")
+for _name in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OTHERS, *_ITEMS):
+    setattr(Pending, f"__{_name}__", _of_formed(f"__{_name}__"))
+
+
+class Normed(Pending):
+    """What a norm gives, until products behind it have made it themselves.
+
+    function, given, eps  one of `NORMS`, its rows and its weight
+    original              the norm's own forward
+    found                 products that were made beside another one, by the names of their layers
+    """
+
+    def __init__(self, function: str, given: Sequence[Tensor], eps: float, original: Callable[..., Tensor]) -> None:
+        super().__init__(given[0], given[0].shape[-1], given[0].dtype)
+        self.function, self.given, self.eps, self.original = function, given, eps, original
+        self.found: dict[str, Tensor] = {}
+
+    def making(self, **_: bool) -> Tensor:
+        return self.original(self.rows)
+
+    def products(self, layers: Sequence[Any], where: str, gate: str = "") -> Any:
+        """Its products with the weights of linear layers alike, and their biases, in one kernel; or their gate."""
+        given = (*self.given, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
+        return called(products_behind(self.function, len(layers), gate), given, (self.eps,), where)
+
+
+class Product(Pending):
+    """A linear layer's product with `weight` [cols, inner], until a residual is added to it, which its kernel does.
+
+    where  as in `Site`
+    """
+
+    def __init__(self, rows: Tensor, weight: Tensor, where: str) -> None:
+        super().__init__(rows, weight.shape[0], rows.dtype)
+        self.weight, self.where = weight, where
+
+    def making(self, **_: bool) -> Tensor:
+        return torch.nn.functional.linear(self.rows, self.weight)
+
+    @classmethod
+    def resolved(cls, func: Any, args: Any, named: Any) -> Any:
+        if func not in _ADDS or len(args) != 2 or named:
+            return NotImplemented
+        return args[1].plus(args[0]) if isinstance(args[1], cls) else args[0].plus(args[1])
+
+    def plus(self, other: Any) -> Tensor:
+        is_alike = type(other) is torch.Tensor and (other.dtype, other.device) == (self.dtype, self.device)
+        if not is_alike or other.shape != self.shape or self.made is not None:
+            return self.formed() + (other.formed() if isinstance(other, Pending) else other)
+        return called(_linear_add, (self.rows, other, self.weight.t()), (), self.where)
+
+    __add__ = __radd__ = plus
+
+
+_linear_add = operator("linear_add")
+_ADDS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+
+
+def called(of: Operator, tensors: Sequence[Tensor], scalars: Sequence[float], where: str) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        return of.traced(*tensors, *scalars, None, True, where)
+    return of.function(*tensors, *scalars)
+
+
+def may_pend(x: Any, weight: Tensor) -> bool:
+    """Whether what is made of rows and a weight may wait for its reader: of few rows, without gradients or autocast."""
+    if type(x) is not torch.Tensor or torch.is_grad_enabled() or autocast_dtype(x.device.type) is not None:
+        return False
+    return is_worth_products(x, weight, of_many=False)
+
+
+def with_tensors(found: Any) -> Any:
+    """What a module returns, with the tensors that pending ones stand for."""
+    if isinstance(found, Pending):
+        return found.formed(is_last=True)
+    if not _holds_pending(found):
+        return found
+    if isinstance(found, (dict, list)):  # a compiler traces no `|`
+        for key, value in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
+            found[key] = with_tensors(value)
+        return found
+    parts = [with_tensors(value) for value in found]
+    return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+
+
+def _holds_pending(found: Any) -> bool:
+    if isinstance(found, (dict, list, tuple)):
+        return any(_holds_pending(value) for value in (found.values() if isinstance(found, dict) else found))
+    return isinstance(found, Pending)
