@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -15,16 +16,20 @@ from normgen.knobs import DependentLaunch
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.questions import problem_of
+from normgen.records.winners import read, shipped_folder
 from normgen.schedule.legality import refusal
 from normgen.schedule.policy import CHAINED_BYTES
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec.reader import load
 from tests.codegen.covering import Case
+from tests.codegen.digests import kept_cases, problem_asked
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.matrix import report, wrong, wrong_backward
 from tests.cuda.compiled import ptx
+from tests.samples import sized
 
 H200 = target("h200")
 IN_REGISTERS: dict[str, object] = {"hold": "registers", "unroll": 0}
@@ -183,3 +188,22 @@ def test_launches_that_move_less_than_the_limit_are_searched_with_an_early_start
 def test_an_older_gpu_has_no_dependent_launch() -> None:
     problem = problem_for(load("rmsnorm"), shape="16x4096")
     assert "sm_90" in str(refusal(problem, Schedule(dependent_launch="end"), target("a100")))
+
+
+def test_no_load_stands_ahead_of_the_wait() -> None:
+    """Of shipped kernels, and of schedules of all knobs: to a compiler a load with a cache hint reads no memory,
+    and nothing in the language keeps it behind the wait for the kernel in front."""
+    records = [r for r in read(shipped_folder() / "h200.jsonl").records if r.schedule.chained]
+    shipped = [(problem_of(r.problem, load(r.problem.op)), r.schedule) for r in records]
+    drawn = [case for case in kept_cases() if case[1].get("dependent_launch") in CHAINED and "load" in case[1]]
+    random.Random(6).shuffle(drawn)
+    cases = [(problem_asked(question), Schedule(**knobs)) for question, knobs in drawn[: sized(40, len(drawn))]]
+    waits = 0
+    for problem, schedule in (*shipped, *cases):
+        if problem.stable_tensors:  # parameters that the caller promises may be read at once
+            continue
+        for entry in ptx(emit(problem, schedule), 90).split(".entry ")[1:]:
+            ahead, wait, _ = entry.partition("griddepcontrol.wait")
+            waits += bool(wait)
+            assert not (wait and "ld.global" in ahead), f"{problem} {schedule}"
+    assert waits >= len(shipped)
