@@ -12,8 +12,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(kLeft) : "memory");
 }
 
-// To the compiler products are in their sums once they are started. Behind the wait for them this tells it that they have
-// come only now, so that it moves no use of them ahead of the wait.
+// To the compiler products are in their sums once they are started. Behind the wait for them this tells it that they
+// have come only now, so that it moves no use of them ahead of the wait.
 template <int kTiles, int kSums>
 __device__ __forceinline__ void wgmma_arrived(float (&sums)[kTiles][kSums]) {
   #pragma unroll
