@@ -59,8 +59,7 @@ class KernelSource(Protocol):
         ...
 
 
-_NAME = re.compile(r"\w+_[0-9a-f]{4}\b")
-_DIGEST = re.compile(r"(\w+)_[0-9a-f]{4}")
+_NAME = re.compile(r"(\w+)_[0-9a-f]{4}\b")  # of what has a digest of its text behind its own name
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def short_names(every: Sequence[Parts]) -> dict[str, str]:
     """Names of one text without the digest that tells them apart, where nothing else there has the name."""
     texts = [text for p in every for text in (*p.texts, *p.every_type, p.config.text)]
     taken = frozenset[str]().union(*map(identifiers, dict.fromkeys(texts)))
-    stems = {name: found[1] for p in every for name in p.names() if (found := _DIGEST.fullmatch(name))}
+    stems = {name: found[1] for p in every for name in p.names() if (found := _NAME.fullmatch(name))}
     counts = Counter(stems.values())
     return {name: stem for name, stem in stems.items() if counts[stem] == 1 and stem not in taken}
 

@@ -2,7 +2,7 @@
 
 In a header one text serves the Configs of many shapes. A reader of one kernel has one Config: its constants are
 numbers, its types have their names, a condition that they decide is gone with the branch that is not taken, and the
-kernel is no template. It computes what the template does, in the same machine code but for one kernel in twenty, whose
+kernel is no template. It computes what the template does, nine kernels in ten in the same machine code; in the others
 registers and order differ (tests/codegen/test_alone.py).
 """
 
@@ -42,12 +42,9 @@ def alone(kernel: KernelText) -> KernelText:
     settings = PLAIN | kernel.settings
     types = [s for s in kernel.body if isinstance(s, TypeSetting)]
     calls = {name: text for s in types for name, text in s.members.items()}
-    plain = {name for name, chosen in settings.items() if isinstance(chosen, str)} - {
-        s.name for s in types if s.members
-    }
-    sizes_of_types = {name: text for name, text in calls.items() if text.isdigit()}
     in_parts = {s.name for s in types if s.members}  # its functions are written out, and the type where that is not so
-    names = {name: str(settings[name]) for name in plain if name not in in_parts}
+    names = {name: text for name, text in settings.items() if isinstance(text, str) and name not in in_parts}
+    sizes_of_types = {name: text for name, text in calls.items() if text.isdigit()}
     known = Known({}, names | sizes_of_types, calls)
     chain = str(settings["Chain"])
     sizes = [str(settings.get(name, 0)) for name in _BOUNDS.findall(kernel.bounds)] or [kernel.bounds]
@@ -150,10 +147,10 @@ def _counts(statement: Statement, name: str) -> bool:
 def _is_read(name: str, body: Iterable[Statement]) -> bool:
     for statement in body:
         if isinstance(statement, For | If):
-            inner = (*statement.body, *(statement.otherwise if isinstance(statement, If) else ()))
+            branches = (*statement.body, *(statement.otherwise if isinstance(statement, If) else ()))
             if name in identifiers(statement.head if isinstance(statement, For) else statement.condition):
                 return True
-            if _is_read(name, inner):
+            if _is_read(name, branches):
                 return True
         elif not isinstance(statement, Gap | Comment) and name in statement.reads and not _counts(statement, name):
             return True
