@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import normgen.torch as ng  # noqa: E402
 from normgen.choice.first import default_schedule  # noqa: E402
 from normgen.device import target  # noqa: E402
-from normgen.errors import UsageError  # noqa: E402
 from normgen.measure.cpu_check import check_on_cpu, has_compiler  # noqa: E402
 from normgen.pipeline import emit  # noqa: E402
 from normgen.program.source import problem_for  # noqa: E402
@@ -117,7 +116,7 @@ _ran: list[str] = []
 
 
 def replaced(model: Any) -> Any:
-    report = ng.replace(model, products=True, layers=True)
+    report = ng.replace(model, products=True)
     _ran.clear()  # of what was examined
     return report
 
@@ -929,8 +928,3 @@ def test_a_first_choice_of_few_rows_is_right_and_reads_each_weight_once(
     assert refusal(of_small, schedule, h200) is None
     check = check_on_cpu(of_small, emit(of_small, schedule))
     assert check.ok, check.summary
-
-
-def test_layers_ask_for_products() -> None:
-    with pytest.raises(UsageError, match=r"layers are replaced by kernels of products\n  received: layers=True"):
-        ng.replace(torch.nn.Linear(4, 4), layers=True)

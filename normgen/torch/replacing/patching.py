@@ -218,7 +218,6 @@ def replace(
     *,
     opaque: bool | None = None,
     products: bool = False,
-    layers: bool = False,
     stored_logits: bool = True,
 ) -> Report:
     """Let the norms of a model, and its products with `products`, compute by our kernels, and say which.
@@ -246,20 +245,16 @@ def replace(
       fraction of the memory: what the model returns as logits is then no tensor, but becomes one for any function or
       method of torch's, until the head's weight changes. Without labels the model does what it did.
 
-    * with `layers`, too, layers of up to 16 rows where no gradient is recorded: a root-mean-square norm whose result
-      nothing but linear layers reads, such as those of queries, keys and values or a gate, is a part of their kernels,
-      one for layers of one width; a residual that a product is added to is a part of the product's. A layer is a module
-      with such a norm and modules that multiply, run on stand-ins: what it does between them decides, at each call
-      again. float16, in which a large row times a weight is infinite, keeps its norms.
+    * layers of up to 16 rows where no gradient is recorded: a root-mean-square norm whose result nothing but linear
+      layers reads, such as those of queries, keys and values or a gate, is a part of their kernels, one for layers of
+      one width; a residual that a product is added to is a part of the product's. A layer is a module with such a norm
+      and modules that multiply, run on stand-ins: what it does between them decides, at each call again. float16,
+      in which a large row times a weight is infinite, keeps its norms.
 
     Of more rows and in training, products between a norm and a residual are left to torch, whose own are as fast.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError("a model is a torch.nn.Module", received=type(model).__name__)
-    if layers and not products:
-        raise UsageError(
-            "layers are replaced by kernels of products", received="layers=True", hint="products=True, too"
-        )
     known: dict[Any, Any] = {}
     replaced: dict[str, What] = {}
     left: dict[str, str] = {}
@@ -289,7 +284,7 @@ def replace(
                 own = getattr(module, head)
                 own.forward = HeadForward(own, name=f"{name}.{head}" if name else head, stores=stored_logits)
                 module.forward = LossForward(module, found, name=name)
-    for name, module in model.named_modules() if products and layers else ():
+    for name, module in model.named_modules() if products else ():
         why: dict[str, str] = {}
         told = functools.partial(told_layer, left=why)
         if not is_patched(module) and (found := _examine(module, told)) and note(name, module, found):
