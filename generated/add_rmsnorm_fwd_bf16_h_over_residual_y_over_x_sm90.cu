@@ -16,7 +16,7 @@
 //           normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 4096 rows, 26 families of rows, 8 values of scalars
-//           and other inputs, own pitches of x, residual; any value passes in 0.007 to 0.01 of the elements, which
+//           and other inputs, own pitches of x, residual; any value passes in 0.0056 to 0.01 of the elements, which
 //           have no finite bound; no call shows what depends on eps=0.000316228
 //
 // all timed without rstd:
@@ -29,12 +29,12 @@
 //   1 x 4096                 block_per_row  512      1           8       1.849     4.563 / 2.714  22    84.9 %   1.03x       1.945     fresh
 //   16 x 4096                block_per_row  512      1           8       1.777     5.279 / 3.499  300   85.4 %   1.01x       2.281     fresh
 //   64 x 4096                block_per_row  256      1           8       2.051     5.822 / 3.769  1027  87.1 %   1.02x       2.53      fresh
-//   4096 x 4096              block_per_row  64       1           4       35.83     64.65 / 28.81  3746  96.4 %   1.03x       35.59     fresh
+//   4096 x 4096              block_per_row  512      1           8       35.5      64.13 / 28.65  3781  97.5 %   1.18x       34.17     fresh
 //   64 x 5120                block_per_row  256      1           4       2.537     7.035 / 4.495  1037  87.0 %   1.07x       2.783     fresh
 //   1 x 7168                 block_per_row  256      1           4       2.214     6.047 / 3.833  32    76.0 %   1.02x       2.331     fresh
 //   16 x 7168                block_per_row  256      1           4       2.117     5.783 / 3.668  440   78.4 %   1.11x       2.602     fresh
 //   64 x 7168                block_per_row  512      1           8       2.415     6.361 / 3.935  1526  82.5 %   1.08x       2.773     fresh
-//   4096 x 7168              block_per_row  256      1           4       52.58     113.7 / 61.12  4468  104.1 %  1.00x       57.64     fresh
+//   4096 x 7168              block_per_row  256      1           4       51.11     112 / 60.82    4596  105.8 %  1.00x       58.73     fresh
 //   64 x 8192                block_per_row  512      1           8       2.804     7.527 / 4.716  1502  86.3 %   1.03x       3.294     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
@@ -74,13 +74,13 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "add_rmsnorm_fwd_bf16_h_over_residual_y_over_x needs sm_80 or newer: compile with -arch=sm_90"
-#error "for several GPUs write a header for each: normgen export --arch sm75,sm90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "add_rmsnorm_fwd_bf16_h_over_residual_y_over_x needs sm_90 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_80 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace add_rmsnorm_fwd_bf16_h_over_residual_y_over_x_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -133,6 +133,51 @@ __device__ __forceinline__ float computed_once(float value) {
   return value;
 }
 
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    load_by_policy<kBytes>(address, bits, l2_policy());
+  }
+};
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -154,9 +199,6 @@ struct NoAllocate {
     }
   }
 };
-
-// The compiler no longer knows where the bits come from.
-__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
 // The bits have been read: no store that follows moves ahead of it, and what read them not behind it. To the compiler a
 // load with a cache hint is a function of the address alone.
@@ -364,6 +406,35 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
 // N elements that all have that value.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> filled(float value) {
@@ -384,23 +455,6 @@ struct FirstRowsFirst {
 struct IeeeDivision {
   static __device__ __forceinline__ float of(float value, int length) { return value / length; }
 };
-
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -484,14 +538,6 @@ struct RemainderDivision {
   }
 };
 
-// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
-// keep those, in twice the registers.
-template <int N, typename T>
-__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
-}
-
 // Used once: evict first (ld.global.cs, st.global.cs).
 struct Streaming {
   template <int kBytes>
@@ -519,16 +565,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. In kernels:
-// kVector        elements per access
-// kStride        columns from one vector of a thread to its next
-// kRunningSums   running sums that a vector adds to
-// kEarlyParams   column parameters wait in registers, or are read where they are used
-// kVectors       vectors of a row
-// kSteps         vectors a thread owns
-// kEven          all threads own kSteps of them
-// kPackedParams  column parameters stay as they are stored while they wait in registers
-// kAhead         the next row is loaded while the present one is computed
-// kUnroll        steps that a loop does in a trip
+// kVector       elements per access
+// kStride       columns from one vector of a thread to its next
+// kRunningSums  running sums that a vector adds to
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols2048 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
@@ -550,8 +594,8 @@ struct Cols4096_9794 : Plain { using Team = Block<512>;
 struct Cols4096_97f7 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_56e8 : Plain { using Team = Block<64>; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols4096_d5ea : Plain { using Team = Block<512>; using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols5120 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -565,7 +609,7 @@ struct Cols7168_3942 : Plain { using Team = BroadcastBlock<256>; using Division 
 struct Cols7168_1097 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_dde7 : Plain { using Team = Block<256>; using Order = LastRowsFirst; using Division = RemainderDivision;
+struct Cols7168_5973 : Plain { using Team = Block<256>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols8192 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
@@ -831,154 +875,6 @@ add_rmsnorm_fwd_bf16_team_per_row_4110(
       pack(y_vec, y_values);
       if (active) write<Store>(x_row + first_col + step * kStride, y_vec);
     }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-// h takes the place of residual.
-// y takes the place of x.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_58c0(
-    float* __restrict__ rstd,
-    bfloat16* x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Division = typename Config::Division;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
-
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      }
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  Vec<bfloat16, kVector> residual_next[kSteps];
-  // Prefetches a row into registers.
-  const auto fetch = [&](int row) {
-    bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read_first<kVector, Load>(x_row + first_col + step * kStride);
-        residual_next[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
-      }
-    }
-  };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + block_row;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
-    if (!kAhead) fetch(valid_row);
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-    Vec<bfloat16, kVector> residual_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-      residual_held[step] = residual_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
-    if (kPackedParams) {
-      #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        stay_packed(weight_held[step]);
-      }
-    }
-
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
-
-    // Pass 1: sum(h**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float h_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float residual_i = element(residual_held[step], i);
-          const float h_i = x_i + residual_i;
-          h_values[i] = h_i;
-          pass1_h_squares[i % kRunningSums] += h_i * h_i;
-        }
-        Vec<bfloat16, kVector> h_vec;
-        pack(h_vec, h_values);
-        if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);
-      }
-    }
-
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
-    pass1 = Team::reduce(pass1, pass1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
-
-    if (lane == 0 && active) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last pass: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float residual_i = element(residual_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float h_i = x_i + residual_i;
-          y_values[i] = h_i * row_rstd * weight_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        if (active) write<Store>(x_row + first_col + step * kStride, y_vec);
-      }
-    }
-
-    parity ^= 1;
   }
 
   Chain::at_end();
@@ -1406,14 +1302,13 @@ inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_b5b1>>}},
     {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_9794>>}},
     {  64, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_97f7>>}},
-    {4096, 4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<add_rmsnorm_fwd_bf16_team_per_row_58c0<Cols4096_56e8>>}},
+    {4096, 4096, 16, 0u, 2u, false, {{512, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_d5ea>>}},
     {  64, 5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4110<Cols5120>>}},
     {   1, 7168,  8, 2u, 2u, false, {{256},
      run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row<Cols7168_d1cf>>}},
     {  16, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4110<Cols7168_3942>>}},
     {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols7168_1097>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4110<Cols7168_dde7>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols7168_5973>>}},
     {  64, 8192, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols8192>>}},
 };
 

@@ -15,19 +15,19 @@
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   64 x 6912                block_per_part  96       1           4       2.369     6.662 / 4.292  1120  104.4 %  1.01x       2.483     fresh
-//   4096 x 6912              block_per_part  128      1           8       36.92     84.15 / 47.2   4601  100.6 %  1.00x       43.55     fresh
+//   4096 x 6912              block_per_part  96       1           4       35.97     81.1 / 45.19   4722  104.5 %  1.03x       42.3      fresh
 //   64 x 9216                block_per_part  256      1           4       2.526     6.939 / 4.411  1401  105.0 %  1.00x       2.653     fresh
-//   4096 x 9216              block_per_part  128      1           8       50.08     112.4 / 62.26  4523  101.1 %  1.00x       54.79     fresh
+//   4096 x 9216              block_per_part  64       1           4       48.63     108 / 59.3     4657  104.9 %  1.01x       54.88     fresh
 //   64 x 10240               block_per_part  256      1           4       2.647     7.198 / 4.556  1485  103.5 %  1.00x       2.752     fresh
-//   4096 x 10240             block_per_part  256      1           8       56.41     124.2 / 67.86  4461  101.2 %  1.00x       61.05     fresh
+//   4096 x 10240             block_per_part  128      1           4       54.34     121.1 / 66.8   4632  106.3 %  1.00x       58.55     fresh
 //   64 x 14336               block_per_part  256      1           4       3.102     7.96 / 4.862   1775  95.7 %   1.00x       3.161     fresh
-//   4096 x 14336             block_per_part  256      1           8       79.26     172.8 / 93.55  4445  103.4 %  1.00x       85.36     fresh
+//   4096 x 14336             block_per_part  128      1           4       76.71     167.6 / 90.88  4593  107.9 %  1.01x       81.06     fresh
 //   64 x 15360               block_per_part  256      1           4       3.125     8.014 / 4.89   1887  95.8 %   1.00x       3.209     fresh
-//   4096 x 15360             block_per_part  128      1           8       83.72     182.9 / 99.19  4509  105.7 %  1.00x       88.99     fresh
+//   4096 x 15360             block_per_part  32       1           4       81.98     178.3 / 96.22  4605  108.4 %  1.02x       87.52     fresh
 //   64 x 21504               block_per_part  256      1           4       3.665     9.018 / 5.354  2253  97.8 %   1.00x       3.953     fresh
-//   4096 x 21504             block_per_part  128      1           8       118.2     253.8 / 135.6  4470  105.1 %  1.00x       123.8     fresh
-//   64 x 36864               block_per_part  256      1           4       4.819     11.19 / 6.365  2937  96.2 %   1.00x       5.347     fresh
-//   4096 x 36864             block_per_part  256      1           8       207.9     432.1 / 224.1  4357  101.5 %  1.00x       214.2     fresh
+//   4096 x 21504             block_per_part  224      1           4       116.2     250.5 / 134.5  4548  106.6 %  1.00x       122.2     fresh
+//   64 x 36864               block_per_part  768      1           4       3.834     9.51 / 5.676   3692  111.0 %  1.21x       4.92      fresh
+//   4096 x 36864             block_per_part  32       1           4       199.8     423.6 / 224.6  4534  106.4 %  1.03x       207.9     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -66,13 +66,13 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "geglu_tanh_fwd_bf16 needs sm_80 or newer: compile with -arch=sm_90"
-#error "for several GPUs write a header for each: normgen export --arch sm75,sm90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "geglu_tanh_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_80 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace geglu_tanh_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -99,6 +99,16 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -247,16 +257,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
-struct FirstRowsFirst {
-  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
-};
-
-// Values of rows are divided by a length as IEEE 754 says.
-struct IeeeDivision {
-  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
-};
-
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -273,6 +273,28 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -325,32 +347,34 @@ struct Threads {
 struct Cols6912_6eca : Plain { using Load = EvictLast;
   enum : int { kCols = 6912, kThreads = 96, kParts = 9, kVector = 4 };
 };
-struct Cols6912_1160 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
-  enum : int { kCols = 6912, kThreads = 128, kParts = 7, kVector = 8 };
+struct Cols6912_b64f : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
+  enum : int { kCols = 6912, kThreads = 96, kParts = 9, kVector = 4 };
 };
 struct Cols9216_d8b5 : Plain { enum : int { kCols = 9216, kThreads = 256, kParts = 9, kVector = 4 }; };
-struct Cols9216_748f : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 9216, kThreads = 128, kParts = 9, kVector = 8 };
+struct Cols9216_01a5 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
+  enum : int { kCols = 9216, kThreads = 64, kParts = 12, kVector = 4 };
 };
 struct Cols10240_e3fa : Plain { enum : int { kCols = 10240, kThreads = 256, kParts = 10, kVector = 4 }; };
-struct Cols10240_adb2 : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 10240, kThreads = 256, kParts = 5, kVector = 8 };
+struct Cols10240_e920 : Plain { using Chain = EarlyAtLoads; using Order = LastRowsFirst;
+  enum : int { kCols = 10240, kThreads = 128, kParts = 10, kVector = 4 };
 };
 struct Cols14336_88ca : Plain { enum : int { kCols = 14336, kThreads = 256, kParts = 14, kVector = 4 }; };
-struct Cols14336_3d06 : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 14336, kThreads = 256, kParts = 7, kVector = 8 };
+struct Cols14336_b004 : Plain { using Chain = EarlyAtLoads; using Order = LastRowsFirst;
+  enum : int { kCols = 14336, kThreads = 128, kParts = 14, kVector = 4 };
 };
 struct Cols15360_b5ad : Plain { enum : int { kCols = 15360, kThreads = 256, kParts = 15, kVector = 4 }; };
-struct Cols15360_9d25 : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 15360, kThreads = 128, kParts = 15, kVector = 8 };
+struct Cols15360_b70b : Plain { using Load = EvictLast; using Order = LastRowsFirst;
+  enum : int { kCols = 15360, kThreads = 32, kParts = 24, kVector = 4 };
 };
 struct Cols21504_9626 : Plain { enum : int { kCols = 21504, kThreads = 256, kParts = 21, kVector = 4 }; };
-struct Cols21504_744e : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 21504, kThreads = 128, kParts = 21, kVector = 8 };
+struct Cols21504_cdc9 : Plain { using Chain = EarlyAtLoads; using Order = LastRowsFirst;
+  enum : int { kCols = 21504, kThreads = 224, kParts = 8, kVector = 4 };
 };
-struct Cols36864_a79e : Plain { enum : int { kCols = 36864, kThreads = 256, kParts = 36, kVector = 4 }; };
-struct Cols36864_65b4 : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 36864, kThreads = 256, kParts = 9, kVector = 8 };
+struct Cols36864_4037 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 36864, kThreads = 768, kParts = 4, kVector = 4 };
+};
+struct Cols36864_2718 : Plain { using Load = EvictLast; using Order = LastRowsFirst;
+  enum : int { kCols = 36864, kThreads = 32, kParts = 64, kVector = 4 };
 };
 struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -645,34 +669,34 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  64,  6912,  8, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 9},
+    {  64,  6912, 8, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 9},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols6912_6eca>>}},
-    {4096,  6912, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 7},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols6912_1160>>}},
-    {  64,  9216,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
+    {4096,  6912, 8, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 9},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols6912_b64f>>}},
+    {  64,  9216, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols9216_d8b5>>}},
-    {4096,  9216, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 9},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols9216_748f>>}},
-    {  64, 10240,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 10},
+    {4096,  9216, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 12},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols9216_01a5>>}},
+    {  64, 10240, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 10},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols10240_e3fa>>}},
-    {4096, 10240, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols10240_adb2>>}},
-    {  64, 14336,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 14},
+    {4096, 10240, 8, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 10},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols10240_e920>>}},
+    {  64, 14336, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 14},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols14336_88ca>>}},
-    {4096, 14336, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols14336_3d06>>}},
-    {  64, 15360,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 15},
+    {4096, 14336, 8, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 14},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols14336_b004>>}},
+    {  64, 15360, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 15},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols15360_b5ad>>}},
-    {4096, 15360, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 15},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols15360_9d25>>}},
-    {  64, 21504,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 21},
+    {4096, 15360, 8, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 24},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols15360_b70b>>}},
+    {  64, 21504, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 21},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols21504_9626>>}},
-    {4096, 21504, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 21},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols21504_744e>>}},
-    {  64, 36864,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 36},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols36864_a79e>>}},
-    {4096, 36864, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols36864_65b4>>}},
+    {4096, 21504, 8, 0u, 0u, false, {{224, 1, true, 0, 0, 0, 1, 8},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols21504_cdc9>>}},
+    {  64, 36864, 8, 0u, 0u, false, {{768, 1, false, 0, 0, 0, 1, 4},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols36864_4037>>}},
+    {4096, 36864, 8, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 64},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols36864_2718>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -21,31 +21,31 @@
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   32 x 128                 warp_per_row   128      8           4       1.518     4.724 / 3.205  11    79.5 %   1.04x       1.612     fresh
 //   2048 x 128               warp_per_row   128      16          8       1.949     6.248 / 4.295  538   84.1 %   1.00x       2.17      fresh
-//   131072 x 128             warp_per_row   128      16          8       13.6      38.76 / 25.16  4936  100.2 %  1.00x       18.28     fresh
+//   131072 x 128             warp_per_row   128      16          8       13.13     37.69 / 24.59  5111  99.7 %   1.11x       18.2      fresh
 //   32 x 256                 block_per_row  256      4           4       1.507     5.317 / 3.809  22    89.2 %   1.10x       1.646     fresh
 //   2048 x 256               warp_per_row   256      16          8       2.121     6.551 / 4.422  989   84.4 %   1.04x       2.384     fresh
-//   131072 x 256             warp_per_row   128      8           8       26.46     81.58 / 55.15  5072  103.6 %  1.03x       35.1      fresh
+//   131072 x 256             warp_per_row   128      8           8       26.53     80.85 / 54.33  5059  103.2 %  1.02x       34.71     fresh
 //   1 x 1152                 block_per_row  128      1           4       1.509     4.333 / 2.822  5     85.0 %   1.01x       1.722     fresh
 //   64 x 1152                block_per_row  128      2           4       1.914     5.891 / 3.976  155   85.4 %   1.00x       2.05      fresh
 //   4096 x 1152              warp_per_row   128      4           4       4.867     13.66 / 8.783  3878  89.3 %   1.01x       6.517     fresh
 //   1 x 2304                 block_per_row  128      1           4       1.781     4.848 / 3.066  8     79.1 %   1.00x       1.98      fresh
 //   64 x 2304                block_per_row  128      1           4       2.102     6.234 / 4.131  283   78.1 %   1.00x       2.301     fresh
-//   4096 x 2304              warp_per_row   64       2           8       7.509     23.18 / 15.67  5027  103.0 %  1.05x       10.7      fresh
+//   4096 x 2304              warp_per_row   64       2           8       6.928     21.96 / 15.05  5449  103.1 %  1.11x       10.89     fresh
 //   1 x 2560                 block_per_row  256      1           4       1.568     4.611 / 3.044  10    90.0 %   1.03x       1.815     fresh
 //   64 x 2560                block_per_row  128      1           4       2.017     6.124 / 4.108  327   82.3 %   1.02x       2.18      fresh
-//   4096 x 2560              block_per_row  64       1           8       8.987     25.53 / 16.56  4668  99.2 %   1.05x       12.4      fresh
+//   4096 x 2560              block_per_row  64       1           4       8.611     24.3 / 15.69   4871  101.4 %  1.03x       12.09     fresh
 //   1 x 3584                 block_per_row  512      1           8       1.954     5.118 / 3.162  11    74.1 %   1.00x       2.013     fresh
 //   64 x 3584                block_per_row  256      1           4       2.089     6.323 / 4.233  443   77.8 %   1.12x       2.316     fresh
-//   4096 x 3584              block_per_row  64       1           8       12.3      34.11 / 21.78  4774  100.8 %  1.01x       16.85     fresh
+//   4096 x 3584              warp_per_row   128      4           8       11.46     32.59 / 21.13  5127  101.8 %  1.01x       17.44     fresh
 //   1 x 3840                 block_per_row  512      1           8       2.013     5.194 / 3.179  11    73.3 %   1.00x       2.027     fresh
 //   64 x 3840                block_per_row  512      1           4       2.083     6.336 / 4.251  476   78.0 %   1.13x       2.385     fresh
-//   4096 x 3840              block_per_row  64       1           4       13.18     36.77 / 23.57  4776  101.4 %  1.01x       17.48     fresh
+//   4096 x 3840              block_per_row  64       1           4       12.55     35.42 / 22.86  5015  104.4 %  1.19x       17.81     fresh
 //   1 x 4608                 block_per_row  256      1           4       1.74      5.146 / 3.404  16    89.5 %   1.11x       1.936     fresh
 //   64 x 4608                block_per_row  256      1           4       2.097     6.404 / 4.298  567   77.9 %   1.04x       2.332     fresh
-//   4096 x 4608              block_per_row  128      1           4       15.17     44.28 / 29.11  4977  99.4 %   1.00x       21.49     fresh
+//   4096 x 4608              block_per_row  256      4           4       15.69     44.77 / 29.06  4811  105.2 %  1.21x       20.65     fresh
 //   1 x 5376                 block_per_row  256      1           4       1.767     5.204 / 3.437  18    88.0 %   1.07x       1.951     fresh
 //   64 x 5376                block_per_row  512      1           4       2.156     6.392 / 4.233  643   79.4 %   1.01x       2.441     fresh
-//   4096 x 5376              block_per_row  64       1           4       17.58     51.73 / 34.17  5010  96.9 %   1.12x       24.86     fresh
+//   4096 x 5376              block_per_row  128      2           4       17.98     52.7 / 34.73   4898  101.2 %  1.18x       23.8      fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -624,8 +624,8 @@ struct Cols2560_cce8 : Plain { using Team = BroadcastBlock<256>;
 struct Cols2560_a29f : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
   enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols2560_b188 : Plain { using Team = Block<64>; using Load = NoAllocate;
-  enum : int { kCols = 2560, kThreads = 64, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols2560_182d : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 2560, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols3584_e66f : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 3584, kThreads = 512, kVector = 8, kEarlyParams = 1 };
@@ -633,8 +633,8 @@ struct Cols3584_e66f : Plain { using Team = Block<512>; using Params = Ahead;
 struct Cols3584_78ff : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols3584_e0ff : Plain { using Team = Block<64>; using Load = NoAllocate;
-  enum : int { kCols = 3584, kThreads = 64, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols3584_48d2 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 3584, kThreads = 128, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols3840_4fe4 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 3840, kThreads = 512, kVector = 8, kEarlyParams = 1 };
@@ -642,8 +642,8 @@ struct Cols3840_4fe4 : Plain { using Team = Block<512>; using Params = Ahead;
 struct Cols3840_c2c3 : Plain { using Team = Block<512>;
   enum : int { kCols = 3840, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols3840_a7fd : Plain { using Team = Block<64>; using Load = NoAllocate;
-  enum : int { kCols = 3840, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
+struct Cols3840_418c : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 3840, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols4608_2303 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -651,8 +651,8 @@ struct Cols4608_2303 : Plain { using Team = BroadcastBlock<256>;
 struct Cols4608_5089 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4608_a49e : Plain { using Team = Block<128>; using Load = NoAllocate;
-  enum : int { kCols = 4608, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols4608_8b93 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
+  enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols5376_f0a6 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 5376, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -660,8 +660,8 @@ struct Cols5376_f0a6 : Plain { using Team = BroadcastBlock<256>;
 struct Cols5376_cea4 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
   enum : int { kCols = 5376, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols5376_c3b3 : Plain { using Team = Block<64>; using Load = NoAllocate; using Order = LastRowsFirst; using Division = RemainderDivision;
-  enum : int { kCols = 5376, kThreads = 64, kVector = 4, kEarlyParams = 1 };
+struct Cols5376_e0fb : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+  enum : int { kCols = 5376, kThreads = 128, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -927,6 +927,122 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+
+  const int lane = Team::lane();
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float h_floats[kSteps][kVector];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Pass1 pass1 = {0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_squares[kRunningSums] = {};
+
+  // Pass 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float h_i = computed_once(x_i);
+        h_floats[step][i] = h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+    }
+  }
+
+  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = h_floats[step][i];
+        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1059,9 +1175,10 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
 }
 
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1074,42 +1191,25 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  using Order = typename Config::Order;
   using Division = typename Config::Division;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
   const int lane = Team::lane();
   const int first_col = lane * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+  // this block takes its last tile first
+  const int last_start = blockIdx.x * kRowsPerBlock < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
+      (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
+  int parity = 0;
 
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float h_floats[kSteps][kVector];
-  Team::announce();
-
-  // Read the row of x once; it waits in registers.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
-    }
-  }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1122,53 +1222,91 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
     }
   }
 
-  Chain::at_loads();
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Prefetches a row into registers.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
-
-  // Pass 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float h_i = computed_once(x_i);
-        h_floats[step][i] = h_i;
-        pass1_h_squares[i % kRunningSums] += h_i * h_i;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
     }
-  }
+  };
+  if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
-  Team::meet();
-  pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
+  for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
+    Vec<bfloat16, kVector> x_held[kSteps];
 
-  // Last pass: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = h_floats[step][i];
-        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
     }
+
+    const int next_row = first_row - gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row >= 0) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_h_squares[kRunningSums] = {};
+
+    // Pass 1: sum(h**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float h_i = x_i;
+          pass1_h_squares[i % kRunningSums] += h_i * h_i;
+        }
+      }
+    }
+
+    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last pass: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float h_i = x_i;
+          y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
@@ -1482,32 +1620,32 @@ inline constexpr Tuned kTuned[] = {
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2560_cce8>>}},
     {    64, 2560,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2560_a29f>>}},
-    {  4096, 2560, 16, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f<Cols2560_b188>>}},
+    {  4096, 2560,  8, 1u, 3u, false, {{64}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols2560_182d>>}},
     {     1, 3584, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3584_e66f>>}},
     {    64, 3584,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3584_78ff>>}},
-    {  4096, 3584, 16, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols3584_e0ff>>}},
+    {  4096, 3584, 16, 1u, 3u, false, {{128, 4, false, 0, 0, 2}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f<Cols3584_48d2>>}},
     {     1, 3840, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3840_4fe4>>}},
     {    64, 3840,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3840_c2c3>>}},
     {  4096, 3840,  8, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols3840_a7fd>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols3840_418c>>}},
     {     1, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols4608_2303>>}},
     {    64, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols4608_5089>>}},
-    {  4096, 4608,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols4608_a49e>>}},
+    {  4096, 4608,  8, 1u, 3u, false, {{256, 4, false, 0, 0, 2}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols4608_8b93>>}},
     {     1, 5376,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols5376_f0a6>>}},
     {    64, 5376,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols5376_cea4>>}},
-    {  4096, 5376,  8, 1u, 3u, false, {{64}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols5376_c3b3>>}},
+    {  4096, 5376,  8, 1u, 3u, false, {{128, 2, false, 0, 0, 4}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b<Cols5376_e0fb>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

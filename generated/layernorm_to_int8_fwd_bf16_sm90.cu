@@ -12,13 +12,14 @@
 //   weight = 1, bias = 0 where the pointer is null
 //
 // spec      layernorm_to_int8, sha256:0b462d33f4955a0f9ff0c4b5087dfd6d81209df54845a8f043c0d06976a27b0f
-// tuned by  normgen 0.1.0
+// tuned by  normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x
+// verified  NVIDIA H200, driver for CUDA 13.0: 11 to 14 calls, 1 to 4096 rows, 22 families of rows, 4 values of
+//           scalars and other inputs, own pitches of q, x
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   128      4           8       3.528     10.56 / 7.04   2676  70.5 %   1.13x       4.718     fresh
-//   4096 x 4096  block_per_row  128      1           8       10.34     33.59 / 23.23  4867  87.4 %   1.20x       15.39     fresh
+//   4096 x 768   warp_per_row   64       4           4       3.057     9.415 / 6.355  3088  70.2 %   1.07x       4.207     fresh
+//   4096 x 4096  block_per_row  128      1           8       10.02     32.92 / 22.85  5023  86.4 %   1.04x       15.38     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -27,7 +28,7 @@
 //           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: q 1. More than 1 is refused; rounding to 16 bits or fewer
+//           stored dtype, over adversarial rows, on the GPU: q 0. More than 1 is refused; rounding to 16 bits or fewer
 //           alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
@@ -91,6 +92,27 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
 // The nearest whole number, the even one of two; what is too large becomes the largest one, NaN becomes 0.
 // Of two values, in the two low bytes; those of `next` are moved above them. One instruction (F2IP) does it all.
 __device__ __forceinline__ unsigned floats_to_int8x2(float low, float high, unsigned next) {
@@ -147,6 +169,14 @@ struct NoAllocate {
 
 // The compiler no longer knows where the bits come from.
 __device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -300,6 +330,15 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
+
 // N elements that all have that value.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> filled(float value) {
@@ -389,6 +428,13 @@ struct Plain {
   enum : int { kCluster = 1, kBlocksPerSm = 0 };
 };
 
+// Values of rows are multiplied by the length's reciprocal, which the remainder corrects: half the instructions.
+struct RemainderDivision {
+  static __device__ __forceinline__ float of(float value, int length) {
+    return divide_by_remainder(value, length, 1.0f / length);
+  }
+};
+
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -422,30 +468,50 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols768 : Plain { using Team = Lanes<32, 4>;
-  enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0 };
+struct Cols768 : Plain { using Team = Lanes<16, 4>; using Division = RemainderDivision;
+  enum : int { kCols = 768, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols4096 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
 struct AnyCols : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Pass1 {  // state of pass 1: sum(x)
+struct Pass1_add0 {  // state of pass 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Pass1_add0 combine(const Pass1_add0& a, const Pass1_add0& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Pass1_add0 shuffle_xor(const Pass1_add0& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+struct Pass2_3142 {  // state of pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Pass2_3142 combine(const Pass2_3142& a, const Pass2_3142& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Pass2_3142 shuffle_xor(const Pass2_3142& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
+struct Pass1_d5b7 {  // state of pass 1: sum(x)
   float x_sum;
-  static __device__ __forceinline__ Pass1 combine(const Pass1& a, const Pass1& b) {
+  static __device__ __forceinline__ Pass1_d5b7 combine(const Pass1_d5b7& a, const Pass1_d5b7& b) {
     return {a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Pass1 shuffle_xor(const Pass1& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass1_d5b7 shuffle_xor(const Pass1_d5b7& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
-struct Pass2 {  // state of pass 2: sum((x - mean)**2)
+struct Pass2_a18e {  // state of pass 2: sum((x - mean)**2)
   float var_sum;
-  static __device__ __forceinline__ Pass2 combine(const Pass2& a, const Pass2& b) {
+  static __device__ __forceinline__ Pass2_a18e combine(const Pass2_a18e& a, const Pass2_a18e& b) {
     return {a.var_sum + b.var_sum};
   }
-  static __device__ __forceinline__ Pass2 shuffle_xor(const Pass2& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Pass2_a18e shuffle_xor(const Pass2_a18e& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
@@ -453,7 +519,7 @@ struct Pass2 {  // state of pass 2: sum((x - mean)**2)
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_to_int8_fwd_bf16_team_per_row_d44a(
+layernorm_to_int8_fwd_bf16_team_per_row_1fab(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -475,8 +541,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_d44a(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots;
-  __shared__ typename Team::template Slots<Pass2> pass2_slots;
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
   const int lane = Team::lane();
   const int first_col = lane * kVector;  // of this thread's first vector
@@ -494,7 +560,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_d44a(
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
+  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Team::announce();
@@ -523,10 +589,12 @@ layernorm_to_int8_fwd_bf16_team_per_row_d44a(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  Pass1_add0 pass1 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};
 
-  // Pass 1: sum(x)
+  // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -534,35 +602,51 @@ layernorm_to_int8_fwd_bf16_team_per_row_d44a(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        pass1_x_sum[i % kRunningSums] += x_i;
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
+  pass1.x_squares = sum_in_pairs(pass1_x_squares);
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_mean = Division::of(pass1.x_sum, kCols);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-  Pass2 pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
-
-  // Pass 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        pass2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+  Pass2_3142 pass2 = {0.0f, 0.0f};
+  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {};
+  float pass2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
       }
     }
-  }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
-  pass2 = Team::reduce(pass2, pass2_slots);
-  const float row_var = Division::of(pass2.var_sum, kCols);
+    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
+    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = Team::reduce(pass2, pass2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   // Last pass: the outputs
@@ -613,8 +697,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots;
-  __shared__ typename Team::template Slots<Pass2> pass2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
   const int first_col = lane * kVector;  // of this thread's first vector
@@ -677,7 +761,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
       }
     }
 
-    Pass1 pass1 = {0.0f};
+    Pass1_d5b7 pass1 = {0.0f};
     float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
     // Pass 1: sum(x)
@@ -697,7 +781,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2 pass2 = {0.0f};
+    Pass2_a18e pass2 = {0.0f};
     // independent partial sums: shorter dependency chains, fewer roundings each
     float pass2_var_sum[kRunningSums] = {};
 
@@ -767,8 +851,8 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
   using Division = typename Config::Division;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots;
-  __shared__ typename Team::template Slots<Pass2> pass2_slots;
+  __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
   const int lane = Team::lane();
   const int first_col = lane * kVector;  // of this thread's first vector
@@ -787,7 +871,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
+  Pass1_d5b7 pass1 = {0.0f};
   float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
   // Pass 1: sum(x)
@@ -809,7 +893,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Pass2 pass2 = {0.0f};
+  Pass2_a18e pass2 = {0.0f};
   float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
@@ -1009,7 +1093,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_d44a<Cols768>>}},
+    {4096,  768, 16, 0u, 0u, false, {{64, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_1fab<Cols768>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 4},
      run<layernorm_to_int8_fwd_bf16_team_per_row_c9fd<Cols4096>>}},
 };

@@ -9,10 +9,11 @@
 //
 // spec      quantize_to_fp8_group, sha256:8faa29738b0e6b2e7246347231c078af89ef319f0372dbe09b831af798a9144b
 // tuned by  normgen 0.1.0
+//           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 //           NVIDIA H100 80GB HBM3, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  5 of 6 kernels: NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 1024 rows, 20 families of rows, own
-//           pitches of q, scale, x
+// verified  5 of 6 kernels: NVIDIA H200, driver for CUDA 13.0: 4 to 8 calls, 1 to 1024 rows, 22 families of rows, 4
+//           values of scalars and other inputs, own pitches of q, scale, x
 //           1 of 6 kernels: NVIDIA H100 80GB HBM3, driver for CUDA 13.0: 4 calls, 1 to 3276 rows, 20 families of rows,
 //           own pitches of q, scale, x
 //
@@ -21,7 +22,7 @@
 //   16 x 5120    block_per_part  256      1           4       1.741     5.67 / 3.928   143   95.3 %   1.00x       1.846     fresh
 //   64 x 5120    block_per_part  256      1           4       1.523     5.952 / 4.427  652   98.4 %   1.00x       2.071     fresh
 //   256 x 5120   block_per_part  128      1           8       2.103     7.382 / 5.277  1889  96.0 %   1.04x       2.868     fresh
-//   1024 x 5120  block_per_row   160      1           8       4.086     13.18 / 9.088  3889  87.5 %   1.11x       6.109     fresh
+//   1024 x 5120  block_per_row   256      1           8       3.544     12.05 / 8.501  4484  88.4 %   1.04x       5.322     fresh
 //   4096 x 5120  block_per_row   128      1           8       13.08     51.76 / 38.65  4861  92.6 %   1.00x       23.18     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
@@ -61,13 +62,13 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-#error "quantize_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "quantize_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
 #error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace quantize_to_fp8_group_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -94,6 +95,16 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -333,6 +344,35 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
 // Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
 struct FirstRowsFirst {
   static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
@@ -361,23 +401,6 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
 struct IeeeDivision {
   static __device__ __forceinline__ float of(float value, int length) { return value / length; }
 };
-
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -473,8 +496,8 @@ struct Cols5120_b533 : Plain {
 struct Cols5120_5643 : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_32ac : Plain { using Team = Threads<160, 1>;
-  enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
+struct Cols5120_4c44 : Plain { using Team = Threads<256, 1>; using Chain = EarlyAtLoads;
+  enum : int { kCols = 5120, kThreads = 256, kVector = 8, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols5120_df4a : Plain { using Team = Threads<128, 1>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 5120, kThreads = 128, kVector = 8, kGroup = 128, kBlocksPerSm = 1 };
@@ -648,7 +671,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4c12(
 // quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-quantize_to_fp8_group_fwd_bf16_team_per_row_8d10(
+quantize_to_fp8_group_fwd_bf16_team_per_row_c2c6(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -704,12 +727,7 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_8d10(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float q_values[kVector];
-      float x_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
-      }
+      float x_absmax_g = largest_magnitude(x_held[step]);
       x_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(x_absmax_g);
       const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
@@ -1037,7 +1055,8 @@ inline constexpr Tuned kTuned[] = {
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_ef4e<Cols5120_b533>>}},
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_4c12<Cols5120_5643>>}},
-    {1024, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_8d10<Cols5120_32ac>>}},
+    {1024, 5120, 16, 0u, 0u, false, {{256, 1, true},
+     run<quantize_to_fp8_group_fwd_bf16_team_per_row_c2c6<Cols5120_4c44>>}},
     {4096, 5120, 16, 0u, 0u, false, {{128}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_824f<Cols5120_df4a>>}},
 };
 

@@ -11,15 +11,15 @@
 //   dweight: the same bits in every run; by atomics, in no fixed order: the general kernel
 //
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
-// tuned by  normgen 0.1.0
+// tuned by  normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 18 families of rows, own pitches of dx, dy, x;
-//           rows of inf, nan were not tried
+// verified  NVIDIA H200, driver for CUDA 13.0: 11 calls, 0 to 4096 rows, 20 families of rows, 4 values of scalars and
+//           other inputs, own pitches of dx, dy, x; rows of inf were not tried
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us   GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              cluster_per_row  128      1           2       94.17     199 / 105  4276  100.4 %  1.29x       104.6     fresh
-//   (any other, rows alike)  block_per_row    256      1           4       -         -          -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -          -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us     GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              cluster_per_row  256      1           4       92.25     197 / 104.8  4366  103.0 %  1.03x       98.14     fresh
+//   (any other, rows alike)  block_per_row    256      1           4       -         -            -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -            -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -27,7 +27,7 @@
 //           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 0.32, dweight 0.44. More than 1 is refused; rounding
+//           stored dtype, over adversarial rows, on the GPU: dx 0.48, dweight 0.44. More than 1 is refused; rounding
 //           to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
@@ -132,6 +132,41 @@ __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Shared memory whose size the launch decides.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
   template <int kLanes>
@@ -229,25 +264,6 @@ struct Default {
   }
 };
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
-// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
-// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
-// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(
-    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
-  constexpr int kStates = kWarps * kCluster;
-  State* set = slots[exchange % 2];
-  unsigned long long* arrived = &full[exchange % 2];
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
-  mbarrier_wait(arrived, exchange / 2 % 2);
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
-}
-
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -286,6 +302,64 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
+}
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start as the blocks of this one end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
+
 // N elements that all have that value.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> filled(float value) {
@@ -306,23 +380,6 @@ struct FirstRowsFirst {
 struct IeeeDivision {
   static __device__ __forceinline__ float of(float value, int length) { return value / length; }
 };
-
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -462,14 +519,14 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
-// kAhead        the next row is loaded while the present one is computed
+// kStages       row tiles in shared memory
 // kPitch        columns of a row of float32 sums, padded
 // kTensors      tensors that are summed over rows
 // kSumVector    columns whose sums lie kSumVectors cells apart
 // kCells        sums that a block adds
 // kUnroll       steps that a loop does in a trip
-struct Cols4096 : Plain {
-  enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 2, kAhead = 1, kSumVector = 2, kCells = 16 };
+struct Cols4096 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 256, kCluster = 2, kVector = 4, kStages = 4, kSumVector = 4, kCells = 16 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -500,7 +557,6 @@ rmsnorm_bwd_f32_cluster_per_row(
     long long x_pitch,
     int rows,
     float* partials) {
-  using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Division = typename Config::Division;
@@ -508,8 +564,8 @@ rmsnorm_bwd_f32_cluster_per_row(
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long pass1_full[2];
 
@@ -527,9 +583,40 @@ rmsnorm_bwd_f32_cluster_per_row(
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
+  float* dy_shared = reinterpret_cast<float*>(dynamic_shared());
+  float* x_shared = reinterpret_cast<float*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int row, int stage) {
+    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            dy_row + first_col + step * kStride);
+        copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            x_row + first_col + step * kStride);
+      }
+    }
+  };
+  float rstd_next;
+  const auto fetch_values = [&](int row) {
+    rstd_next = rstd[row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int row = last_start - stage * gridDim.x / kCluster;
+    if (row >= 0) fetch(row, stage);
+    cp_async_commit();
+  }
+  if (last_start >= 0) fetch_values(last_start);
+  int stage = 0;
 
   Vec<float, kVector> weight_held[kSteps];
 
@@ -543,45 +630,31 @@ rmsnorm_bwd_f32_cluster_per_row(
 
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
+  cluster_wait();
 
-  Vec<float, kVector> dy_next[kSteps];
-  Vec<float, kVector> x_next[kSteps];
-  float rstd_next;
-  // Prefetches a row into registers.
-  const auto fetch = [&](int row) {
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    rstd_next = rstd[row];
+  for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
+    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<float, kVector> dy_held[kSteps];
+    Vec<float, kVector> x_held[kSteps];
+    const int next_row = row - gridDim.x / kCluster;
+    if (next_row >= 0) fetch_values(next_row);
+
+    cp_async_wait<kStages - 1>();
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
-        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+        dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
       }
     }
-  };
-  if (kAhead && last_start >= 0) fetch(last_start);
 
-  cluster_wait();
-
-  for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    if (!kAhead) fetch(row);
-    const float row_rstd = rstd_next;
-
-    Vec<float, kVector> dy_held[kSteps];
-    Vec<float, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    const int next_row = row - gridDim.x / kCluster;
-    if (kAhead && next_row >= 0) fetch(next_row);
+    const int refill_row = row - kStages * gridDim.x / kCluster;
+    if (refill_row >= 0) fetch(refill_row, stage);
+    cp_async_commit();
 
     Pass1 pass1 = {0.0f};
     // independent partial sums: shorter dependency chains, fewer roundings each
@@ -630,6 +703,7 @@ rmsnorm_bwd_f32_cluster_per_row(
       }
     }
 
+    stage = (stage + 1) % kStages;
     ++trip;
   }
 
@@ -1013,7 +1087,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 0u, false, {{128, 1, false, 0, 1, 3, 2}, {512, 1, false, 256}, {0, 0, 8192},
+    {8192, 4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2, 2, 1, 65536}, {512, 1, true, 256}, {0, 0, 8192},
      run_and_finish<rmsnorm_bwd_f32_cluster_per_row<Cols4096>, rmsnorm_bwd_f32_finish<Cols4096>>}},
 };
 

@@ -21,33 +21,33 @@
 //   64 x 896     block_per_row  128      1           4       1.93      5.798 / 3.866  90    81.2 %   1.01x       1.955     fresh
 //   4096 x 896   warp_per_row   128      4           4       3.333     10.84 / 7.511  3304  87.5 %   1.01x       4.718     fresh
 //   64 x 1024    block_per_row  256      1           4       1.913     5.788 / 3.874  104   84.2 %   1.00x       1.989     fresh
-//   4096 x 1024  warp_per_row   128      4           8       3.368     11.37 / 7.997  3737  87.4 %   1.00x       5.043     fresh
+//   4096 x 1024  warp_per_row   256      8           8       3.028     10.35 / 7.318  4156  89.6 %   1.12x       4.624     fresh
 //   64 x 1536    block_per_row  128      1           4       1.937     5.883 / 3.945  154   87.3 %   1.00x       2.054     fresh
-//   4096 x 1536  block_per_row  128      2           8       4.928     15.32 / 10.38  3830  74.4 %   1.00x       7.45      fresh
+//   4096 x 1536  warp_per_row   32       1           8       4.125     13.82 / 9.701  4576  80.7 %   1.12x       6.538     fresh
 //   64 x 2048    block_per_row  256      1           4       1.935     5.966 / 4.032  205   90.5 %   1.00x       2.119     fresh
 //   4096 x 2048  block_per_row  128      1           8       5.239     17.93 / 12.69  4804  79.5 %   1.12x       8.459     fresh
 //   64 x 2560    block_per_row  128      1           4       2.001     6.242 / 4.232  248   81.8 %   1.00x       2.214     fresh
-//   4096 x 2560  block_per_row  64       1           8       6.648     21.64 / 15     4733  96.3 %   1.13x       9.776     fresh
+//   4096 x 2560  block_per_row  128      1           4       5.89      20.32 / 14.46  5342  104.4 %  1.06x       9.124     fresh
 //   64 x 2880    block_per_row  256      1           4       1.985     6.256 / 4.269  281   80.6 %   1.00x       2.319     fresh
-//   4096 x 2880  block_per_row  128      1           8       7.976     24.5 / 16.51   4438  89.2 %   1.00x       11.86     fresh
+//   4096 x 2880  block_per_row  256      2           8       7.212     23.2 / 16      4908  96.1 %   1.07x       10.66     fresh
 //   64 x 3072    block_per_row  256      1           4       1.887     6.151 / 4.26   316   85.8 %   1.00x       2.277     fresh
-//   4096 x 3072  block_per_row  128      1           8       7.249     24.92 / 17.66  5208  100.6 %  1.00x       11.3      fresh
+//   4096 x 3072  block_per_row  128      1           8       7.045     24.2 / 17.14   5359  104.8 %  1.02x       10.53     fresh
 //   64 x 3584    block_per_row  128      1           4       1.972     6.286 / 4.316  353   83.3 %   1.06x       2.297     fresh
-//   4096 x 3584  block_per_row  128      1           4       8.316     28.65 / 20.34  5297  98.9 %   1.00x       12.59     fresh
+//   4096 x 3584  block_per_row  128      1           4       7.777     27.81 / 20.05  5664  98.4 %   1.00x       12.32     fresh
 //   1 x 4096     block_per_row  512      1           4       1.739     4.695 / 2.956  12    81.5 %   0.99x       1.793     fresh
 //   16 x 4096    block_per_row  512      1           8       1.929     5.799 / 3.872  106   88.6 %   1.00x       2.043     fresh
 //   64 x 4096    block_per_row  512      1           4       1.89      6.252 / 4.363  420   85.8 %   1.00x       2.315     fresh
 //   256 x 4096   block_per_row  128      1           8       2.285     7.34 / 5.059   1380  83.7 %   1.04x       2.811     fresh
-//   1024 x 4096  block_per_row  128      1           8       3.118     10.41 / 7.288  4038  88.8 %   1.02x       4.758     fresh
-//   4096 x 4096  block_per_row  128      1           8       8.463     31.4 / 22.93   5948  100.7 %  1.00x       14.15     fresh
+//   1024 x 4096  block_per_row  128      1           8       3.115     10.35 / 7.235  4043  85.7 %   1.08x       4.775     fresh
+//   4096 x 4096  block_per_row  128      1           8       8.611     31.42 / 22.8   5846  99.8 %   1.00x       14.26     fresh
 //   64 x 5120    block_per_row  256      1           4       1.982     6.396 / 4.412  501   83.0 %   1.03x       2.437     fresh
-//   4096 x 5120  block_per_row  128      1           8       10.8      40.83 / 30.03  5826  93.8 %   1.00x       17.12     fresh
+//   4096 x 5120  block_per_row  128      1           8       10.43     40.16 / 29.68  6034  91.0 %   1.19x       16.72     fresh
 //   64 x 6144    block_per_row  512      1           4       1.983     6.462 / 4.477  601   85.1 %   1.00x       2.52      fresh
-//   4096 x 6144  block_per_row  128      1           8       13.39     48.18 / 34.78  5638  93.4 %   1.00x       20.1      fresh
+//   4096 x 6144  block_per_row  128      1           8       12.79     47.95 / 35.23  5904  92.2 %   1.01x       19.91     fresh
 //   64 x 7168    block_per_row  256      1           4       2.035     6.483 / 4.445  683   84.6 %   1.00x       2.547     fresh
-//   4096 x 7168  block_per_row  128      1           8       14.94     56.04 / 41.08  5896  93.7 %   1.02x       25.2      fresh
+//   4096 x 7168  block_per_row  128      1           8       16.06     55.92 / 39.85  5485  93.0 %   1.10x       24.59     fresh
 //   64 x 8192    block_per_row  512      1           8       2.05      6.562 / 4.511  775   86.6 %   1.03x       2.6       fresh
-//   4096 x 8192  block_per_row  256      1           8       19.27     63.85 / 44.58  5225  93.5 %   1.00x       26.3      fresh
+//   4096 x 8192  block_per_row  256      1           8       18.85     62.9 / 44.03   5342  94.3 %   1.11x       25.97     fresh
 //   64 x 12288   block_per_row  512      1           4       2.368     7.12 / 4.753   1007  80.5 %   1.00x       2.973     fresh
 //   64 x 16384   block_per_row  512      1           8       2.467     7.51 / 5.043   1288  81.5 %   1.01x       3.215     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
@@ -632,14 +632,14 @@ struct Cols896_af82 : Plain { using Team = Lanes<32, 4>; using Load = EvictLast;
 struct Cols1024_59af : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols1024_45b5 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
-  enum : int { kCols = 1024, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols1024_2926 : Plain { using Team = Lanes<32, 8>; using Load = EvictLast;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols1536_45f6 : Plain { using Team = Block<128>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 1536, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols1536_5090 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Division = RemainderDivision;
-  enum : int { kCols = 1536, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols1536_956c : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
+  enum : int { kCols = 1536, kThreads = 32, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
 struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -650,19 +650,19 @@ struct Cols2048_3786 : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols2560_29d8 : Plain { using Team = Block<128>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols2560_6e9e : Plain { using Team = Block<64>; using Load = NoAllocate;
-  enum : int { kCols = 2560, kThreads = 64, kVector = 8, kEarlyParams = 1 };
+struct Cols2560_e2d3 : Plain { using Team = Block<128>; using Load = EvictLast;
+  enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols2880_6bb7 : Plain { using Team = Block<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols2880_24a9 : Plain { using Team = Block<128>; using Load = NoAllocate;
-  enum : int { kCols = 2880, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols2880_b2bf : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
 struct Cols3072_7032 : Plain { using Team = Block<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols3072_eeb1 : Plain { using Team = Block<128>; using Load = NoAllocate;
+struct Cols3072_a7a3 : Plain { using Team = Block<128>; using Load = EvictLast;
   enum : int { kCols = 3072, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols3584_f085 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
@@ -839,6 +839,136 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
     }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
+
+  const int lane = Team::lane();
+  const int first_col = lane * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Prefetches a row into registers.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + block_row;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+    const int valid_row = active ? row : rows - 1;
+    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float scale_value = scale[0];
+    const float scale_inverse = 1.0f / scale_value;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Pass1 pass1 = {0.0f};
+    // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_squares[kRunningSums] = {};
+
+    // Pass 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          pass1_x_squares[i % kRunningSums] += x_i * x_i;
+        }
+      }
+    }
+
+    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    pass1 = Team::reduce(pass1, pass1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
+
+    // Last pass: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        float q_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float y_i = x_i * row_rstd * weight_i;
+          q_values[i] = y_i * scale_inverse;
+        }
+        Vec<float8_e4m3, kVector> q_vec;
+        pack(q_vec, q_values);
+        if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
@@ -1444,20 +1574,22 @@ inline constexpr Tuned kTuned[] = {
     {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols896_6f43>>}},
     {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols896_af82>>}},
     {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_59af>>}},
-    {4096,  1024, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_45b5>>}},
+    {4096,  1024, 16, 0u, 0u, false, {{256, 8}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_2926>>}},
     {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1536_45f6>>}},
-    {4096,  1536, 16, 0u, 0u, false, {{128, 2}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1536_5090>>}},
+    {4096,  1536, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_2869<Cols1536_956c>>}},
     {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2048_c541>>}},
     {4096,  2048, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 8},
      run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0<Cols2048_3786>>}},
     {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2560_29d8>>}},
-    {4096,  2560, 16, 0u, 0u, false, {{64}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols2560_6e9e>>}},
+    {4096,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols2560_e2d3>>}},
     {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2880_6bb7>>}},
-    {4096,  2880, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols2880_24a9>>}},
+    {4096,  2880, 16, 0u, 0u, false, {{256, 2, false, 0, 0, 4},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0<Cols2880_b2bf>>}},
     {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols3072_7032>>}},
-    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols3072_eeb1>>}},
+    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols3072_a7a3>>}},
     {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols3584_f085>>}},
-    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols3584_ddf4>>}},
+    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols3584_ddf4>>}},
     {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_6930>>}},
     {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_45a8>>}},
     {  64,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_6ca1>>}},

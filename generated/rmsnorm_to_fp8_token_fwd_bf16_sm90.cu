@@ -12,13 +12,11 @@
 //
 // spec      rmsnorm_to_fp8_token, sha256:3fafb35a63b757e4a6bbd0badc5435d36022e1a6150a02b8d9f25f7854e0facc
 // tuned by  normgen 0.1.0
+//           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  11 of 12 kernels: NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own
-//           pitches of y, q, x; any value passes in 0.028 to 0.038 of the elements, which have no finite bound
-//           1 of 12 kernels: CPU executor on x86_64 (g++ (Debian 12.2.0-14+deb12u1) 12.2.0): 8 calls, 1 to 42 rows, 20
-//           families of rows, own pitches of y, q, x, another order of threads; any value passes in 0.015 of the
-//           elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: 1024 x 7168
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 14 calls, 1 to 4096 rows, 22 families of rows, 8 values of scalars
+//           and other inputs, own pitches of y, q, x; any value passes in 0.028 to 0.035 of the elements, which have
+//           no finite bound
 //
 // all timed without scale_ub:
 //
@@ -27,14 +25,14 @@
 //   16 x 4096    block_per_row  256      1           8       1.99      6.227 / 4.237  169   78.6 %   1.04x       2.349     fresh
 //   64 x 4096    block_per_row  256      1           8       2.047     6.619 / 4.57   644   81.1 %   1.06x       2.603     fresh
 //   256 x 4096   block_per_row  512      1           4       3.129     8.332 / 5.2    1679  74.8 %   1.06x       3.769     fresh
-//   1024 x 4096  block_per_row  128      1           8       5.582     13.53 / 7.933  3759  78.6 %   1.08x       5.991     fresh
-//   4096 x 4096  block_per_row  128      1           8       20.96     47.7 / 26.74   4003  100.9 %  1.05x       22.68     fresh
+//   1024 x 4096  block_per_row  128      1           8       5.635     13.57 / 7.944  3724  78.3 %   1.06x       6.101     fresh
+//   4096 x 4096  block_per_row  128      1           8       23.15     50.14 / 27     3625  98.6 %   1.05x       22.79     fresh
 //   1 x 7168     block_per_row  512      1           4       2.285     6.064 / 3.777  22    72.7 %   1.07x       2.569     fresh
 //   16 x 7168    block_per_row  512      1           4       2.366     6.786 / 4.423  248   70.7 %   1.03x       2.898     fresh
 //   64 x 7168    block_per_row  128      1           8       2.378     7.089 / 4.705  971   73.4 %   1.08x       2.949     fresh
 //   256 x 7168   block_per_row  256      1           4       3.884     9.973 / 6.089  2366  76.3 %   1.07x       4.883     fresh
-//   1024 x 7168  block_per_row  128      1           8       8.696     21.36 / 12.66  4223  77.3 %   1.08x       12.81     fresh
-//   4096 x 7168  block_per_row  64       1           8       33.39     89.25 / 55.8   4398  100.3 %  1.04x       38.86     fresh
+//   1024 x 7168  block_per_row  128      1           8       8.421     21.21 / 12.78  4360  78.8 %   1.05x       10.32     fresh
+//   4096 x 7168  block_per_row  64       1           8       33.36     89.28 / 55.89  4402  100.4 %  1.03x       39.93     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -43,9 +41,8 @@
 //           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the CPU executor where emitted as another text than the one that
-//           was tuned: y 0.99, q 0.94, scale 0.11. More than 1 is refused; rounding to 16 bits or fewer alone comes
-//           close to 1
+//           stored dtype, over adversarial rows, on the GPU: y 0.99, q 0.94, scale 0.12. More than 1 is refused;
+//           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
 //           here
@@ -604,7 +601,7 @@ struct Cols7168_c931 : Plain { using Team = BroadcastBlock<128>; using Load = No
 struct Cols7168_b0d1 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_fe8a : Plain { using Team = Block<128>; using Load = NoAllocate; using Division = RemainderDivision;
+struct Cols7168_90e4 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols7168_06de : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
@@ -1389,7 +1386,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1434,6 +1431,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77(
   const float scale_ub = __int_as_float(0x7f800000);
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  float y_floats[kSteps][kVector];
   Team::announce();
 
   // Read the row of x once; it waits in registers.
@@ -1469,7 +1468,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77(
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
         pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
@@ -1490,9 +1490,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77(
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
+        const float x_i = x_floats[step][i];
+        const float y_i = computed_once(x_i * row_rstd * weight_i);
+        y_floats[step][i] = y_i;
         pass2.y_absmax = maximum(pass2.y_absmax, fabsf(y_i));
       }
     }
@@ -1512,14 +1513,11 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
+        const float y_i = y_floats[step][i];
         y_values[i] = y_i;
         q_values[i] = y_i * row_scale_inverse;
       }
@@ -1998,8 +1996,8 @@ inline constexpr Tuned kTuned[] = {
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_c931>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5<Cols7168_b0d1>>}},
-    {1024, 7168, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bf77<Cols7168_fe8a>>}},
+    {1024, 7168, 16, 2u, 2u, false, {{128, 1, true},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7<Cols7168_90e4>>}},
     {4096, 7168, 16, 2u, 2u, false, {{64, 1, false, 0, 0, 8},
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c<Cols7168_06de>>}},
 };

@@ -10,23 +10,25 @@
 //
 // spec      silu_mul_to_fp8_group, sha256:96015d22d81e9f3c349dee592312c16ebd9d56ff4caf8719b2494b1fcb820b48
 // tuned by  normgen 0.1.0
+//           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 2730 rows, 20 families of rows, own pitches of q, scale,
-//           gate, up; any value passes in 0.015 to 0.062 of the elements, which have no finite bound
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 2730 rows, 26 families of rows, 8 values of scalars
+//           and other inputs, own pitches of q, scale, gate, up; any value passes in 0.0076 to 0.062 of the elements,
+//           which have no finite bound
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  256      1           4       1.508     4.768 / 3.262  20    98.5 %   1.00x       1.619     fresh
 //   16 x 6144     block_per_part  256      1           4       2.137     6.155 / 4.016  231   88.2 %   1.00x       2.087     fresh
 //   64 x 6144     block_per_part  256      1           4       2.208     6.713 / 4.506  896   97.9 %   1.01x       2.353     fresh
 //   256 x 6144    block_per_part  128      1           8       3.268     8.855 / 5.583  2421  94.5 %   1.01x       3.93      fresh
-//   1024 x 6144   block_per_part  256      1           8       7.509     17.91 / 10.4   4215  96.8 %   1.00x       9.883     fresh
-//   4096 x 6144   block_per_part  256      1           8       24.84     60.88 / 36.04  5097  101.4 %  1.00x       33.16     fresh
+//   1024 x 6144   block_per_part  256      1           8       7.164     16.83 / 9.655  4418  98.0 %   1.04x       9.411     fresh
+//   4096 x 6144   block_per_part  128      1           8       25.04     60.05 / 34.98  5057  100.3 %  1.07x       32.39     fresh
 //   1 x 12288     block_per_part  384      1           4       1.692     5.305 / 3.612  37    97.7 %   1.04x       1.758     fresh
 //   16 x 12288    block_per_part  512      1           4       2.085     6.436 / 4.349  474   95.7 %   1.00x       2.203     fresh
 //   64 x 12288    block_per_part  256      1           4       2.541     7.318 / 4.77   1557  98.3 %   1.01x       2.949     fresh
-//   256 x 12288   block_per_part  128      1           8       4.634     11.69 / 7.056  3416  97.3 %   1.08x       5.681     fresh
-//   1024 x 12288  block_per_part  128      1           8       13.63     31.01 / 17.37  4644  102.5 %  1.02x       17.34     fresh
-//   4096 x 12288  block_per_part  256      1           8       55.21     123.8 / 68.56  4587  97.2 %   1.00x       60.69     fresh
+//   256 x 12288   block_per_part  128      1           8       4.326     10.74 / 6.418  3658  97.5 %   1.07x       5.335     fresh
+//   1024 x 12288  block_per_part  128      1           8       13.01     30.04 / 17.03  4866  102.3 %  1.16x       17.16     fresh
+//   4096 x 12288  block_per_part  192      1           8       53.69     121.7 / 67.99  4717  99.0 %   1.04x       63.41     fresh
 //   (any other)   block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -65,13 +67,13 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-#error "silu_mul_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "silu_mul_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
 #error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace silu_mul_to_fp8_group_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -98,6 +100,16 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
@@ -298,6 +310,35 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
 // Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
 struct FirstRowsFirst {
   static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
@@ -326,23 +367,6 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
 struct IeeeDivision {
   static __device__ __forceinline__ float of(float value, int length) { return value / length; }
 };
-
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -432,8 +456,8 @@ struct Cols6144_c70f : Plain { using Load = NoAllocate;
 struct Cols6144_6b63 : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
 };
-struct Cols6144_d189 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
-  enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols6144_2353 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
+  enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
 };
 struct Cols12288_4f78 : Plain {
   enum : int { kCols = 12288, kThreads = 384, kParts = 8, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
@@ -448,8 +472,8 @@ struct Cols12288_94ce : Plain { enum : int { kCols = 12288, kThreads = 128, kPar
 struct Cols12288_ee93 : Plain { using Load = NoAllocate;
   enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
 };
-struct Cols12288_cc20 : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols12288_8a85 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads; using Order = LastRowsFirst;
+  enum : int { kCols = 12288, kThreads = 192, kParts = 4, kVector = 8, kGroup = 128 };
 };
 struct AnyCols : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -876,8 +900,8 @@ inline constexpr Tuned kTuned[] = {
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_c70f>>}},
     {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_6b63>>}},
-    {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_d189>>}},
+    {4096,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_2353>>}},
     {   1, 12288, 16, 0u, 0u, false, {{384, 1, false, 0, 0, 0, 1, 8},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_4f78>>}},
     {  16, 12288, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 6},
@@ -888,8 +912,8 @@ inline constexpr Tuned kTuned[] = {
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_94ce>>}},
     {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_ee93>>}},
-    {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_cc20>>}},
+    {4096, 12288, 16, 0u, 0u, false, {{192, 1, true, 0, 0, 0, 1, 4},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_8a85>>}},
 };
 
 // For any cols.

@@ -10,60 +10,60 @@
 // tuned by  normgen 0.2.0
 //           normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 26 families of rows, 4 values of scalars
-//           and other inputs, own pitches of y, gate, up; any value passes in 0.014 to 0.056 of the elements, which
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 7 calls, 1 to 4096 rows, 26 families of rows, 4 values of scalars
+//           and other inputs, own pitches of y, gate, up; any value passes in 2.2e-07 to 0.056 of the elements, which
 //           have no finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   64 x 768                 block_per_part  32       1           4       1.931     5.802 / 3.871  153   98.8 %   1.04x       1.824     fresh
-//   4096 x 768               warp_per_row    64       2           8       5.041     12.18 / 7.138  3744  107.4 %  1.10x       6.297     fresh
+//   4096 x 768               warp_per_row    256      8           8       4.621     11.13 / 6.505  4084  108.6 %  1.05x       5.948     fresh
 //   64 x 1536                block_per_part  128      1           4       1.984     6.012 / 4.03   297   101.2 %  1.01x       1.913     fresh
-//   4096 x 1536              block_per_row   64       1           8       8.653     19.63 / 10.97  4362  102.9 %  1.07x       11.29     fresh
+//   4096 x 1536              block_per_row   192      1           4       8.212     18.41 / 10.2   4597  106.3 %  1.03x       10.87     fresh
 //   64 x 2048                block_per_part  256      1           4       2.133     6.174 / 4.048  369   99.2 %   1.00x       2.021     fresh
-//   4096 x 2048              block_per_row   128      1           8       11.13     24.37 / 13.24  4521  103.2 %  1.04x       13.98     fresh
+//   4096 x 2048              block_per_row   256      1           4       10.29     23 / 12.72     4893  109.0 %  1.05x       13.93     fresh
 //   64 x 3072                block_per_part  192      1           4       2.108     6.285 / 4.179  560   104.4 %  1.01x       1.99      fresh
-//   4096 x 3072              block_per_part  96       1           8       16.1      34.77 / 18.66  4689  110.1 %  1.00x       20.12     fresh
+//   4096 x 3072              block_per_part  96       1           8       15.84     34.02 / 18.19  4766  109.9 %  1.09x       19.55     fresh
 //   64 x 4864                block_per_part  608      1           4       2.279     6.536 / 4.256  819   103.9 %  1.01x       2.235     fresh
-//   4096 x 4864              block_per_part  128      1           4       26.04     56.79 / 30.74  4591  107.3 %  1.00x       30.81     fresh
+//   4096 x 4864              block_per_part  128      1           4       25.66     56.3 / 30.65   4658  109.8 %  1.06x       30.2      fresh
 //   64 x 6144                block_per_part  192      1           4       2.294     6.538 / 4.241  1029  107.6 %  1.01x       2.353     fresh
-//   4096 x 6144              block_per_part  256      1           8       31.16     71.71 / 40.54  4845  106.2 %  1.00x       38.51     fresh
+//   4096 x 6144              block_per_part  256      1           8       31.38     71.06 / 39.63  4811  106.2 %  1.03x       37.27     fresh
 //   64 x 8192                block_per_part  512      1           4       2.447     6.793 / 4.346  1286  105.1 %  1.01x       2.58      fresh
-//   4096 x 8192              block_per_part  256      1           8       42.63     97.27 / 54.66  4723  105.1 %  1.00x       51.83     fresh
+//   4096 x 8192              block_per_part  128      1           4       41.66     95.86 / 54.17  4832  106.6 %  1.05x       50.71     fresh
 //   64 x 8960                block_per_part  160      1           4       2.491     6.899 / 4.406  1381  105.9 %  1.02x       2.63      fresh
-//   4096 x 8960              block_per_part  128      1           8       47.63     106.6 / 58.98  4623  105.0 %  1.00x       51.92     fresh
+//   4096 x 8960              block_per_part  128      1           8       46.85     106.6 / 59.76  4700  104.3 %  1.00x       52.52     fresh
 //   64 x 9728                block_per_part  64       1           4       2.547     7.074 / 4.524  1467  105.4 %  1.02x       2.726     fresh
-//   4096 x 9728              block_per_part  256      1           8       51.6      117.4 / 65.74  4633  104.4 %  1.00x       57.45     fresh
+//   4096 x 9728              block_per_part  256      1           8       51.6      113.8 / 62.3   4633  105.2 %  1.01x       55.18     fresh
 //   1 x 11008                block_per_part  256      1           4       1.157     4.291 / 3.134  57    104.2 %  1.00x       1.269     fresh
 //   16 x 11008               block_per_part  64       1           4       1.823     5.344 / 3.532  580   103.2 %  1.01x       2.072     fresh
 //   64 x 11008               block_per_part  256      1           8       2.3       6.183 / 3.885  1838  106.6 %  1.00x       2.874     fresh
 //   256 x 11008              block_per_part  128      1           8       4.878     11.68 / 6.782  3467  103.1 %  1.00x       5.846     fresh
-//   1024 x 11008             block_per_part  128      1           8       14.05     30.67 / 16.62  4814  111.2 %  1.00x       17.61     fresh
-//   4096 x 11008             block_per_part  128      1           8       58.46     130.4 / 71.98  4628  106.1 %  1.00x       63.44     fresh
+//   1024 x 11008             block_per_part  128      1           8       14.2      30.99 / 16.8   4762  111.3 %  1.08x       18.03     fresh
+//   4096 x 11008             block_per_part  128      1           8       58.1      130.1 / 72.09  4656  106.6 %  1.01x       63.89     fresh
 //   64 x 12288               block_per_part  256      1           8       2.695     7.372 / 4.67   1751  105.0 %  1.01x       2.983     fresh
-//   4096 x 12288             block_per_part  256      1           8       65.48     144.9 / 79.49  4612  107.0 %  1.00x       71.46     fresh
+//   4096 x 12288             block_per_part  256      1           8       64.79     146 / 81.28    4661  107.3 %  1.00x       71.52     fresh
 //   64 x 13824               block_per_part  128      1           4       2.85      7.676 / 4.824  1862  103.7 %  1.00x       3.137     fresh
-//   4096 x 13824             block_per_part  256      1           8       73.57     163.3 / 89.72  4618  107.1 %  1.00x       79.69     fresh
+//   4096 x 13824             block_per_part  256      1           8       73.41     162.2 / 88.67  4628  108.5 %  1.01x       79.05     fresh
 //   64 x 14336               block_per_part  224      1           8       2.833     7.643 / 4.808  1943  104.9 %  1.01x       3.179     fresh
-//   4096 x 14336             block_per_part  256      1           8       76.62     169.2 / 92.54  4598  106.8 %  1.00x       82.33     fresh
+//   4096 x 14336             block_per_part  256      1           8       76.39     167.3 / 90.89  4612  108.1 %  1.01x       80.65     fresh
 //   64 x 16384               block_per_part  1024     1           4       2.836     7.816 / 4.984  2219  107.1 %  1.05x       3.397     fresh
-//   4096 x 16384             block_per_part  256      1           8       88.38     194.1 / 105.8  4556  107.4 %  1.00x       95.38     fresh
+//   4096 x 16384             block_per_part  512      1           4       87.14     189.8 / 102.9  4620  108.6 %  1.01x       93.17     fresh
 //   64 x 17408               block_per_part  544      1           4       2.976     7.972 / 4.997  2246  107.9 %  1.01x       3.346     fresh
-//   4096 x 17408             block_per_part  128      1           8       93.14     202.3 / 109.2  4593  107.8 %  1.01x       99.03     fresh
+//   4096 x 17408             block_per_part  128      1           8       93.17     201.4 / 108.1  4592  106.6 %  1.01x       98.71     fresh
 //   64 x 17920               block_per_part  320      1           4       2.994     8.103 / 5.109  2298  106.3 %  1.02x       3.416     fresh
-//   4096 x 17920             block_per_part  256      1           8       96.41     210.2 / 113.8  4568  107.7 %  1.00x       102.4     fresh
-//   64 x 18432               block_per_part  256      1           4       3.162     8.272 / 5.111  2238  100.5 %  1.00x       3.505     fresh
-//   4096 x 18432             block_per_part  256      1           8       99.48     215.7 / 116.3  4554  107.3 %  1.00x       105.2     fresh
+//   4096 x 17920             block_per_part  224      1           8       94.33     207.2 / 113.2  4669  109.7 %  1.02x       101.9     fresh
+//   64 x 18432               block_per_part  96       1           4       2.596     7.195 / 4.594  2726  106.1 %  1.01x       3.54      fresh
+//   4096 x 18432             block_per_part  256      1           8       98.97     215.4 / 116.3  4577  107.7 %  1.00x       104.6     fresh
 //   64 x 18944               block_per_part  64       1           8       3.109     8.217 / 5.102  2340  104.3 %  1.02x       3.565     fresh
-//   4096 x 18944             block_per_part  128      1           8       102.5     222.5 / 120.1  4540  106.6 %  1.00x       108.6     fresh
-//   64 x 25600               block_per_part  256      1           4       3.622     9.308 / 5.678  2714  103.8 %  1.00x       4.209     fresh
-//   4096 x 25600             block_per_part  128      1           8       139.5     297.8 / 158.4  4511  105.9 %  1.00x       145.6     fresh
-//   64 x 27648               block_per_part  576      1           8       3.543     9.244 / 5.698  2996  110.1 %  1.06x       4.314     fresh
-//   4096 x 27648             block_per_part  128      1           8       150.4     320.9 / 170.4  4518  105.9 %  1.00x       157.2     fresh
+//   4096 x 18944             block_per_part  128      1           8       101.8     221.5 / 119.6  4573  107.0 %  1.00x       108.5     fresh
+//   64 x 25600               block_per_part  800      1           4       3.129     8.095 / 4.966  3142  114.0 %  1.02x       4.132     fresh
+//   4096 x 25600             block_per_part  128      1           8       138.7     296.8 / 158.1  4536  106.3 %  1.00x       145.3     fresh
+//   64 x 27648               block_per_part  864      1           4       3.249     8.369 / 5.125  3268  113.1 %  1.04x       4.376     fresh
+//   4096 x 27648             block_per_part  864      1           8       148.1     317.9 / 169.7  4588  108.9 %  1.02x       155.3     fresh
 //   64 x 28672               block_per_part  448      1           8       3.605     9.396 / 5.778  3054  111.3 %  1.08x       4.431     fresh
-//   4096 x 28672             block_per_part  256      1           8       157       334.3 / 177.3  4488  104.7 %  1.00x       164.6     fresh
-//   64 x 29568               block_per_part  256      1           4       3.999     9.946 / 5.947  2839  102.2 %  1.00x       4.614     fresh
-//   4096 x 29568             block_per_part  128      1           8       161.3     343.6 / 182.3  4505  105.6 %  1.00x       168.1     fresh
-//   64 x 53248               block_per_part  256      1           4       5.592     13 / 7.383     3657  102.5 %  1.00x       6.687     fresh
+//   4096 x 28672             block_per_part  128      1           4       154.8     329.1 / 173.9  4552  107.4 %  1.02x       161.6     fresh
+//   64 x 29568               block_per_part  224      1           8       3.376     8.736 / 5.349  3363  107.9 %  1.04x       4.183     fresh
+//   4096 x 29568             block_per_part  128      1           8       160.5     342.3 / 181.8  4528  105.7 %  1.00x       168.2     fresh
+//   64 x 53248               block_per_part  832      1           8       4.926     11.64 / 6.716  4151  109.7 %  1.04x       6.367     fresh
 //   4096 x 53248             block_per_part  256      1           8       293.9     612.7 / 318.7  4452  103.1 %  1.00x       302.1     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
@@ -103,13 +103,13 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "swiglu_fwd_bf16 needs sm_80 or newer: compile with -arch=sm_90"
-#error "for several GPUs write a header for each: normgen export --arch sm75,sm90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "swiglu_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_80 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace swiglu_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -138,10 +138,14 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Shared memory whose size the launch decides.
-__device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char bytes[];
-  return bytes;
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -305,16 +309,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
-struct FirstRowsFirst {
-  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
-};
-
-// Values of rows are divided by a length as IEEE 754 says.
-struct IeeeDivision {
-  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
-};
-
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -331,6 +325,28 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
+struct FirstRowsFirst {
+  static __device__ __forceinline__ unsigned tile(unsigned block, int) { return block; }
+};
+
+// Values of rows are divided by a length as IEEE 754 says.
+struct IeeeDivision {
+  static __device__ __forceinline__ float of(float value, int length) { return value / length; }
+};
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -383,16 +399,16 @@ struct Threads {
 struct Cols768_82d1 : Plain { using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 32, kParts = 6, kVector = 4 };
 };
-struct Cols768_01f8 : Plain { using Team = Threads<32, 2>; enum : int { kCols = 768, kThreads = 64, kVector = 8 }; };
+struct Cols768_caa0 : Plain { using Team = Threads<32, 8>; enum : int { kCols = 768, kThreads = 256, kVector = 8 }; };
 struct Cols1536_a06b : Plain { using Load = NoAllocate;
   enum : int { kCols = 1536, kThreads = 128, kParts = 3, kVector = 4 };
 };
-struct Cols1536_709a : Plain { using Team = Threads<64, 1>; using Load = EvictLast;
-  enum : int { kCols = 1536, kThreads = 64, kVector = 8 };
+struct Cols1536_f190 : Plain { using Team = Threads<192, 1>; using Load = NoAllocate;
+  enum : int { kCols = 1536, kThreads = 192, kVector = 4 };
 };
 struct Cols2048_6295 : Plain { enum : int { kCols = 2048, kThreads = 256, kParts = 2, kVector = 4 }; };
-struct Cols2048_14ec : Plain { using Team = Threads<128, 1>; using Load = EvictLast;
-  enum : int { kCols = 2048, kThreads = 128, kVector = 8 };
+struct Cols2048_ea3e : Plain { using Team = Threads<256, 1>; using Load = NoAllocate;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 4 };
 };
 struct Cols3072_8e8a : Plain { using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 192, kParts = 4, kVector = 4 };
@@ -409,8 +425,8 @@ struct Cols6144_4ff9 : Plain { using Load = NoAllocate; using Order = LastRowsFi
   enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8 };
 };
 struct Cols8192_eb2c : Plain { enum : int { kCols = 8192, kThreads = 512, kParts = 2, kVector = 4 }; };
-struct Cols8192_036b : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
-  enum : int { kCols = 8192, kThreads = 256, kParts = 2, kVector = 8 };
+struct Cols8192_278c : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
+  enum : int { kCols = 8192, kThreads = 128, kParts = 8, kVector = 4 };
 };
 struct Cols8960_1694 : Plain { enum : int { kCols = 8960, kThreads = 160, kParts = 7, kVector = 4 }; };
 struct Cols8960_a30a : Plain { using Order = LastRowsFirst;
@@ -447,18 +463,18 @@ struct Cols14336_3d06 : Plain { using Order = LastRowsFirst;
   enum : int { kCols = 14336, kThreads = 256, kParts = 7, kVector = 8 };
 };
 struct Cols16384_d77d : Plain { enum : int { kCols = 16384, kThreads = 1024, kParts = 2, kVector = 4 }; };
-struct Cols16384_c38f : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 16384, kThreads = 256, kParts = 4, kVector = 8 };
+struct Cols16384_19cc : Plain { using Load = EvictLast; using Order = LastRowsFirst;
+  enum : int { kCols = 16384, kThreads = 512, kParts = 2, kVector = 4 };
 };
 struct Cols17408_1333 : Plain { enum : int { kCols = 17408, kThreads = 544, kParts = 4, kVector = 4 }; };
 struct Cols17408_2305 : Plain { using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 17408, kThreads = 128, kParts = 17, kVector = 8 };
 };
 struct Cols17920_edd4 : Plain { enum : int { kCols = 17920, kThreads = 320, kParts = 7, kVector = 4 }; };
-struct Cols17920_5a9a : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 17920, kThreads = 256, kParts = 9, kVector = 8 };
+struct Cols17920_0990 : Plain { using Load = EvictLast; using Order = LastRowsFirst;
+  enum : int { kCols = 17920, kThreads = 224, kParts = 12, kVector = 8 };
 };
-struct Cols18432_0b3e : Plain { enum : int { kCols = 18432, kThreads = 256, kParts = 18, kVector = 4 }; };
+struct Cols18432_ba2d : Plain { enum : int { kCols = 18432, kThreads = 96, kParts = 24, kVector = 4 }; };
 struct Cols18432_90ee : Plain { using Order = LastRowsFirst;
   enum : int { kCols = 18432, kThreads = 256, kParts = 9, kVector = 8 };
 };
@@ -466,23 +482,23 @@ struct Cols18944_ee45 : Plain { enum : int { kCols = 18944, kThreads = 64, kPart
 struct Cols18944_f9b8 : Plain { using Order = LastRowsFirst;
   enum : int { kCols = 18944, kThreads = 128, kParts = 19, kVector = 8 };
 };
-struct Cols25600_a774 : Plain { enum : int { kCols = 25600, kThreads = 256, kParts = 25, kVector = 4 }; };
+struct Cols25600_5e8e : Plain { enum : int { kCols = 25600, kThreads = 800, kParts = 4, kVector = 4 }; };
 struct Cols25600_e87a : Plain { using Order = LastRowsFirst;
   enum : int { kCols = 25600, kThreads = 128, kParts = 25, kVector = 8 };
 };
-struct Cols27648_ace9 : Plain { enum : int { kCols = 27648, kThreads = 576, kParts = 3, kVector = 8 }; };
-struct Cols27648_652d : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 27648, kThreads = 128, kParts = 27, kVector = 8 };
+struct Cols27648_b1c0 : Plain { enum : int { kCols = 27648, kThreads = 864, kParts = 4, kVector = 4 }; };
+struct Cols27648_cdca : Plain { using Load = EvictLast; using Order = LastRowsFirst;
+  enum : int { kCols = 27648, kThreads = 864, kParts = 4, kVector = 8 };
 };
 struct Cols28672_c801 : Plain { enum : int { kCols = 28672, kThreads = 448, kParts = 4, kVector = 8 }; };
-struct Cols28672_5425 : Plain { using Order = LastRowsFirst;
-  enum : int { kCols = 28672, kThreads = 256, kParts = 7, kVector = 8 };
+struct Cols28672_3772 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads; using Order = LastRowsFirst;
+  enum : int { kCols = 28672, kThreads = 128, kParts = 22, kVector = 4 };
 };
-struct Cols29568_2c5d : Plain { enum : int { kCols = 29568, kThreads = 256, kParts = 29, kVector = 4 }; };
+struct Cols29568_1924 : Plain { enum : int { kCols = 29568, kThreads = 224, kParts = 17, kVector = 8 }; };
 struct Cols29568_f30f : Plain { using Order = LastRowsFirst;
   enum : int { kCols = 29568, kThreads = 128, kParts = 29, kVector = 8 };
 };
-struct Cols53248_33f0 : Plain { enum : int { kCols = 53248, kThreads = 256, kParts = 52, kVector = 4 }; };
+struct Cols53248_1e71 : Plain { enum : int { kCols = 53248, kThreads = 832, kParts = 4, kVector = 8 }; };
 struct Cols53248_1b39 : Plain { using Order = LastRowsFirst;
   enum : int { kCols = 53248, kThreads = 256, kParts = 13, kVector = 8 };
 };
@@ -559,7 +575,7 @@ swiglu_fwd_bf16_block_per_part(
 // swiglu forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-swiglu_fwd_bf16_team_per_row_39ce(
+swiglu_fwd_bf16_team_per_row(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -616,80 +632,6 @@ swiglu_fwd_bf16_team_per_row_39ce(
       for (int i = 0; i < kVector; ++i) {
         const float gate_i = element(gate_held[step], i);
         const float up_i = element(up_held[step], i);
-        y_values[i] = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// swiglu forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-swiglu_fwd_bf16_team_per_row_7eae(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> gate,
-    Input<Config, bfloat16> up,
-    long long y_pitch,
-    long long gate_pitch,
-    long long up_pitch,
-    int rows) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Order = typename Config::Order;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-  bfloat16* gate_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-  bfloat16* up_shared = reinterpret_cast<bfloat16*>(gate_shared + kSteps * kThreads * kVector);
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(valid_row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(valid_row) * up_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  // Read the row of gate and up once; it waits in shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      write(gate_shared + (step * kThreads + threadIdx.x) * kVector,
-          read<kVector, Load>(gate_row + first_col + step * kStride));
-      write(up_shared + (step * kThreads + threadIdx.x) * kVector,
-          read<kVector, Load>(up_row + first_col + step * kStride));
-    }
-  }
-
-  Chain::at_loads();
-
-  // One pass: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> gate_vec = read<kVector>(gate_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> up_vec = read<kVector>(up_shared + (step * kThreads + threadIdx.x) * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_vec, i);
-        const float up_i = element(up_vec, i);
         y_values[i] = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -923,14 +865,13 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {  64,   768,  8, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 6},
      run<swiglu_fwd_bf16_block_per_part<Cols768_82d1>>}},
-    {4096,   768, 16, 0u, 0u, false, {{64, 2}, run<swiglu_fwd_bf16_team_per_row_39ce<Cols768_01f8>>}},
+    {4096,   768, 16, 0u, 0u, false, {{256, 8}, run<swiglu_fwd_bf16_team_per_row<Cols768_caa0>>}},
     {  64,  1536,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
      run<swiglu_fwd_bf16_block_per_part<Cols1536_a06b>>}},
-    {4096,  1536, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 1, 6144},
-     run<swiglu_fwd_bf16_team_per_row_7eae<Cols1536_709a>>}},
+    {4096,  1536,  8, 0u, 0u, false, {{192}, run<swiglu_fwd_bf16_team_per_row<Cols1536_f190>>}},
     {  64,  2048,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 2},
      run<swiglu_fwd_bf16_block_per_part<Cols2048_6295>>}},
-    {4096,  2048, 16, 0u, 0u, false, {{128}, run<swiglu_fwd_bf16_team_per_row_39ce<Cols2048_14ec>>}},
+    {4096,  2048,  8, 0u, 0u, false, {{256}, run<swiglu_fwd_bf16_team_per_row<Cols2048_ea3e>>}},
     {  64,  3072,  8, 0u, 0u, false, {{192, 1, false, 0, 0, 0, 1, 4},
      run<swiglu_fwd_bf16_block_per_part<Cols3072_8e8a>>}},
     {4096,  3072, 16, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 4},
@@ -945,8 +886,8 @@ inline constexpr Tuned kTuned[] = {
      run<swiglu_fwd_bf16_block_per_part<Cols6144_4ff9>>}},
     {  64,  8192,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 2},
      run<swiglu_fwd_bf16_block_per_part<Cols8192_eb2c>>}},
-    {4096,  8192, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 2},
-     run<swiglu_fwd_bf16_block_per_part<Cols8192_036b>>}},
+    {4096,  8192,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 8},
+     run<swiglu_fwd_bf16_block_per_part<Cols8192_278c>>}},
     {  64,  8960,  8, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 7},
      run<swiglu_fwd_bf16_block_per_part<Cols8960_1694>>}},
     {4096,  8960, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 9},
@@ -981,42 +922,42 @@ inline constexpr Tuned kTuned[] = {
      run<swiglu_fwd_bf16_block_per_part<Cols14336_3d06>>}},
     {  64, 16384,  8, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 2},
      run<swiglu_fwd_bf16_block_per_part<Cols16384_d77d>>}},
-    {4096, 16384, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 4},
-     run<swiglu_fwd_bf16_block_per_part<Cols16384_c38f>>}},
+    {4096, 16384,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 2},
+     run<swiglu_fwd_bf16_block_per_part<Cols16384_19cc>>}},
     {  64, 17408,  8, 0u, 0u, false, {{544, 1, false, 0, 0, 0, 1, 4},
      run<swiglu_fwd_bf16_block_per_part<Cols17408_1333>>}},
     {4096, 17408, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 17},
      run<swiglu_fwd_bf16_block_per_part<Cols17408_2305>>}},
     {  64, 17920,  8, 0u, 0u, false, {{320, 1, false, 0, 0, 0, 1, 7},
      run<swiglu_fwd_bf16_block_per_part<Cols17920_edd4>>}},
-    {4096, 17920, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
-     run<swiglu_fwd_bf16_block_per_part<Cols17920_5a9a>>}},
-    {  64, 18432,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 18},
-     run<swiglu_fwd_bf16_block_per_part<Cols18432_0b3e>>}},
+    {4096, 17920, 16, 0u, 0u, false, {{224, 1, false, 0, 0, 0, 1, 12},
+     run<swiglu_fwd_bf16_block_per_part<Cols17920_0990>>}},
+    {  64, 18432,  8, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 24},
+     run<swiglu_fwd_bf16_block_per_part<Cols18432_ba2d>>}},
     {4096, 18432, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
      run<swiglu_fwd_bf16_block_per_part<Cols18432_90ee>>}},
     {  64, 18944, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 37},
      run<swiglu_fwd_bf16_block_per_part<Cols18944_ee45>>}},
     {4096, 18944, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 19},
      run<swiglu_fwd_bf16_block_per_part<Cols18944_f9b8>>}},
-    {  64, 25600,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 25},
-     run<swiglu_fwd_bf16_block_per_part<Cols25600_a774>>}},
+    {  64, 25600,  8, 0u, 0u, false, {{800, 1, false, 0, 0, 0, 1, 4},
+     run<swiglu_fwd_bf16_block_per_part<Cols25600_5e8e>>}},
     {4096, 25600, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 25},
      run<swiglu_fwd_bf16_block_per_part<Cols25600_e87a>>}},
-    {  64, 27648, 16, 0u, 0u, false, {{576, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part<Cols27648_ace9>>}},
-    {4096, 27648, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 27},
-     run<swiglu_fwd_bf16_block_per_part<Cols27648_652d>>}},
+    {  64, 27648,  8, 0u, 0u, false, {{864, 1, false, 0, 0, 0, 1, 4},
+     run<swiglu_fwd_bf16_block_per_part<Cols27648_b1c0>>}},
+    {4096, 27648, 16, 0u, 0u, false, {{864, 1, false, 0, 0, 0, 1, 4},
+     run<swiglu_fwd_bf16_block_per_part<Cols27648_cdca>>}},
     {  64, 28672, 16, 0u, 0u, false, {{448, 1, false, 0, 0, 0, 1, 4},
      run<swiglu_fwd_bf16_block_per_part<Cols28672_c801>>}},
-    {4096, 28672, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 7},
-     run<swiglu_fwd_bf16_block_per_part<Cols28672_5425>>}},
-    {  64, 29568,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 29},
-     run<swiglu_fwd_bf16_block_per_part<Cols29568_2c5d>>}},
+    {4096, 28672,  8, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 22},
+     run<swiglu_fwd_bf16_block_per_part<Cols28672_3772>>}},
+    {  64, 29568, 16, 0u, 0u, false, {{224, 1, false, 0, 0, 0, 1, 17},
+     run<swiglu_fwd_bf16_block_per_part<Cols29568_1924>>}},
     {4096, 29568, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 29},
      run<swiglu_fwd_bf16_block_per_part<Cols29568_f30f>>}},
-    {  64, 53248,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 52},
-     run<swiglu_fwd_bf16_block_per_part<Cols53248_33f0>>}},
+    {  64, 53248, 16, 0u, 0u, false, {{832, 1, false, 0, 0, 0, 1, 4},
+     run<swiglu_fwd_bf16_block_per_part<Cols53248_1e71>>}},
     {4096, 53248, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 13},
      run<swiglu_fwd_bf16_block_per_part<Cols53248_1b39>>}},
 };

@@ -101,6 +101,6 @@ def test_a_task_with_products_times_them_beside_rows_alone() -> None:
         AS_IT_IS: 0,
         GATES: 7,
         MLPS: 7,
-        PRODUCTS: 9,
+        PRODUCTS: 25,
         AGAIN: 0,
     }
