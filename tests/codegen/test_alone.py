@@ -19,13 +19,23 @@ from normgen.pipeline import emit, emit_alone
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from tests.codegen.digests import kept_cases, problem_asked
 from tests.codegen.same_code import code_of
 from tests.samples import sized
 
 KNOWN = {"kRows": 1, "kSize": 64, "kVector": 4, "kSteps": 3}
 SAME = 0.9  # of the kernels at least so many are the same machine code
+CHOICE = """
+name = "choice"
+[tensors]
+x = "input"
+w = "parameter"
+y = "output"
+[formulas]
+s = "sum(x)"
+y = "(x - where(s > 0, s, 3 * s) / cols) * w + where(x > 0, x, -x) / cols"
+"""
 TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
 
 
@@ -58,6 +68,24 @@ TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
 def test_what_is_known_is_written_out(text: str, said: str) -> None:
     names = {"valid_row": "row", "Load": "NoAllocate", "kEven": "true"}
     assert Known(KNOWN, names, {"Team::row": "{0}"}).text(text) == said
+
+
+def test_what_stands_for_a_call_has_its_arguments_whole() -> None:
+    known = Known(KNOWN, {}, {"Division::of": "({0} / {1})", "Team::row": "{0}"})
+    asked = {
+        "Division::of(a > b ? a : b, n)": "((a > b ? a : b) / n)",
+        "Division::of(a * b, n)": "(a * b / n)",
+    }
+    assert {text: known.text(text) for text in asked} == asked
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_mean_of_a_choice(direction: str) -> None:
+    spec = parse(CHOICE, file="choice.toml")
+    problem = problem_for(spec, shape="37x123", direction=direction)
+    checked = check_on_cpu(problem, emit_alone(problem, default_schedule(problem, target("h200"))))
+    assert checked.ok, checked.summary
 
 
 def test_numbers_of_constants() -> None:

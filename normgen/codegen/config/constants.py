@@ -23,6 +23,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (  # what binds leas
     {" * ": operator.mul, " / ": operator.floordiv, " % ": operator.mod},
 )
 _COMPARED = (*_LEVELS[2], *_LEVELS[3])
+_LOOSER = (CHOICE[0], *_LEVELS[4])  # than a quotient
 
 
 def outside(text: str, operators: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -117,7 +118,7 @@ class Known:
                 end = _closed_at(text, start)
                 arguments = [part for _, part in outside(text[start + 1 : end], (", ",))]
                 if " / " in written:
-                    arguments = [f"({a})" if len(outside(a, (" + ", " - "))) > 1 else a for a in arguments]
+                    arguments = [f"({a})" if len(outside(a, _LOOSER)) > 1 else a for a in arguments]
                 text = text[:at] + written.format(*arguments) + text[end + 1 :]
         return self._settled(_WORD.sub(self._named, text))
 
