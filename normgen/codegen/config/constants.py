@@ -79,6 +79,8 @@ def value(text: str, known: Mapping[str, int]) -> int | None:
     for level in _LEVELS:
         [(_, first), *others] = outside(text, tuple(level))
         if others:
+            if others[0] == (" < ", first):
+                return 0
             found = value(first, known)
             for mark, part in others:
                 other = value(part, known)
@@ -160,9 +162,9 @@ class Known:
         terms = [(mark, self._product(part)) for mark, part in outside(text, (" + ", " - "))]
         if len(terms) == 1:
             return terms[0][1]
-        if terms[0][1] == "0" and terms[1][0] == " + ":
-            terms = [("", terms[1][1]), *terms[2:]]
-        return "".join(mark + part for i, (mark, part) in enumerate(terms) if i == 0 or part != "0")
+        left = [term for term in terms if term[1] != "0"] or terms[:1]
+        left = [("", "0"), *left] if left[0][0] == " - " else left
+        return left[0][1] + "".join(mark + part for mark, part in left[1:])
 
     def _product(self, text: str) -> str:
         factors = outside(text, (" * ", " / ", " % "))
