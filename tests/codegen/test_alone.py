@@ -63,6 +63,8 @@ TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
         ("0 * kSize + 0 * kSize + i", "i"),
         ("0 * x + 0 * y", "0"),
         ("cols < cols ? a : b", "b"),
+        ("own = [&](int i) { return at + i * kSize + i % kRows; }", "own = [&](int i) { return at + i * kSize; }"),
+        ("return 0 * x", "return 0"),
         ("x % kRows", "0"),
         ("Team::row(f(a, b), rows)", "f(a, b)"),
         ("read<kVector, Load>(x_row)", "read<kVector, NoAllocate>(x_row)"),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 CHOICE = (" ? ", " : ")
 TRUE, FALSE = "true", "false"
 _WORD = re.compile(r"(?<![\w.:])[A-Za-z_]\w*(?:::\w+)*(?![\w:])")
+_RETURN = re.compile(r"( ?return )([^;]+)(; |)")
 _OPEN, _CLOSE = "([{", ")]}"
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (  # what binds least comes first
     {" || ": lambda a, b: int(bool(a or b))},
@@ -130,6 +131,8 @@ class Known:
         return self.names.get(word) or self.names.get(outer, outer) + colons + member
 
     def _settled(self, text: str) -> str:
+        if returned := _RETURN.fullmatch(text):
+            return returned[1] + self._settled(returned[2]) + returned[3]
         text = "".join(self._brackets(text))
         if choice := chosen(text):
             condition = self._settled(choice[0])
