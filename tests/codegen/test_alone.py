@@ -155,3 +155,10 @@ def lines_to_last(op: str, **asked: Any) -> int:
 def test_a_kernel_is_read_on_two_screens() -> None:
     assert lines_to_last("layernorm", shape="8192x768", dtype="bf16", direction="backward") <= 110
     assert lines_to_last("rmsnorm", shape="8192x768", dtype="bf16") <= 80
+
+
+def test_a_quotient_in_a_sum_has_no_brackets() -> None:
+    problem = problem_for(load("rmsnorm"), shape="64x768")
+    assert (
+        "rsqrtf(eps + pass1.x_squares / kCols)" in emit_alone(problem, default_schedule(problem, target("h200"))).text
+    )
