@@ -45,7 +45,7 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
 
 
 def emit_alone(problem: Problem, schedule: Schedule) -> Module:
-    """As `emit`, for a reader: no template of a Config, which is written out. The machine code is the same."""
+    """As `emit`, for a reader: no template of a Config, which is written out. It computes the same."""
     return replace(emit_parts(problem, schedule, is_alone=True).module(), chain=longest_chain(problem, schedule))
 
 

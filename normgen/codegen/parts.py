@@ -122,6 +122,21 @@ class Parts:
             kernels=tuple(replace(k, name=within(k.name), config=within(k.config)) for k in self.kernels),
         )
 
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """What has a name with a digest, and its text: kernels are behind what their texts name."""
+        texts = [(text.split()[1], text) for text in self.every_type] + [(self.config.name, self.config.text)]
+        return [*texts, *((kernel.name, text) for kernel, text in zip(self.kernels, self.texts, strict=True))]
+
+    def told_apart(self, others: dict[str, str]) -> Parts:
+        """By names that no other text of `others` has, which get its own: two texts in 65,536 have one digest."""
+        parts = self
+        for number in range(len(self.named)):
+            while others.setdefault(*(named := parts.named[number])) != named[1]:
+                stem = named[0].rpartition("_")[0]
+                parts = parts.renamed({named[0]: f"{stem}_{digest(' '.join(named))}"})
+        return parts
+
     def module(self) -> Module:
         return self.renamed(short_names([self]))._module()
 

@@ -245,9 +245,8 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
             yield from broken(f"{indent}// {statement.text}", "// ")
         case Let() | Set() | Do():
             yield from _with_comment(indent, statement.text, statement.comment)
-        case If() if statement.alone:
-            [inner] = statement.body
-            yield from broken(f"{indent}if ({statement.condition}) {text_of([inner]).strip()}", "    ")
+        case If() if line := _line(statement):
+            yield from broken(indent + line, "    ")
         case For() | If():
             unroll = statement.unroll if isinstance(statement, For) else ""
             if unroll:
@@ -264,6 +263,16 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
             for member in statement.body:
                 yield from _member_lines(member, indent)
             yield f"{indent}}};"
+
+
+def _line(statement: Statement) -> str:
+    """The statement in one line, however long; none of what has more."""
+    match statement:
+        case Let() | Set() | Do():
+            return statement.text + (f"  // {statement.comment}" if statement.comment else "")
+        case If(alone=True, body=[inner]) if line := _line(inner):
+            return f"if ({statement.condition}) {line}"
+    return ""
 
 
 def _member_lines(member: Statement, indent: str) -> Iterator[str]:

@@ -53,7 +53,7 @@ class CompiledProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePart:
-    """`kernels` in the order they were asked for; equal ones are one object."""
+    """`kernels` in the order they were asked for: equal texts are one, and may differ in how they are launched."""
 
     kernels: tuple[CompiledProblem, ...]
     library: tuple[File, ...]
@@ -87,25 +87,24 @@ class DevicePart:
 
 def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     """The text of all wanted kernels, each printed once."""
-    emitted: dict[str, CompiledProblem] = {}
-    names = []
+    compiled: list[CompiledProblem] = []
+    named: dict[str, str] = {}
     for problem, schedule in wanted:
         problem = answered(problem, schedule)
-        parts = emit_parts(problem, schedule)
-        names.append(parts.kernels[0].expression)
-        emitted.setdefault(names[-1], CompiledProblem(problem=problem, schedule=schedule, parts=parts))
-    short = short_names([c.parts for c in emitted.values()])
-    emitted = {name: replace(c, parts=c.parts.renamed(short)) for name, c in emitted.items()}
-    library = _library(emitted.values())
-    types = dict.fromkeys(text for c in emitted.values() for text in c.parts.every_type)
-    strategies = dict.fromkeys(text for c in emitted.values() for text in c.parts.texts)
-    configs = dict.fromkeys(c.parts.config.text for c in emitted.values())
-    legend = legend_lines(found for c in emitted.values() for found in c.parts.legend)
+        parts = emit_parts(problem, schedule).told_apart(named)
+        compiled.append(CompiledProblem(problem=problem, schedule=schedule, parts=parts))
+    short = short_names([c.parts for c in compiled])
+    compiled = [replace(c, parts=c.parts.renamed(short)) for c in compiled]
+    library = _library(compiled)
+    types = dict.fromkeys(text for c in compiled for text in c.parts.every_type)
+    strategies = dict.fromkeys(text for c in compiled for text in c.parts.texts)
+    configs = dict.fromkeys(c.parts.config.text for c in compiled)
+    legend = legend_lines(found for c in compiled for found in c.parts.legend)
     return DevicePart(
-        kernels=tuple(emitted[name] for name in names),
+        kernels=tuple(compiled),
         library=tuple(library),
         text=tidy("\n".join([SIZES, *legend, *configs, "", *types, "", *strategies])),
-        min_arch=max(c.parts.min_arch for c in emitted.values()),
+        min_arch=max(c.parts.min_arch for c in compiled),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from normgen.codegen.module import Launch, Param, Source
@@ -135,17 +135,18 @@ def host_part(
     strides = [f"long long {pitch}" for pitch in pitches]
     names = (*sizes, *scalars, *(["workspace"] if workspace else []), "stream")
     runners = _runners(compiled)
-    kernels = {c.main.expression: _kernel_line(c, runners, finishes=finishes, workspace=workspace) for c in compiled}
+    kernels = [
+        _kernel_line(c, runner, finishes=finishes, workspace=workspace)
+        for c, runner in zip(compiled, runners, strict=True)
+    ]
     several = len(general) > ways
     shapes = _aligned([_shape(group, entry) for entry in group.entries])
     return HostPart(
         members=(*(_declaration(t, t.dtype.ctype) for t in passed), *strides, *tail, "cudaStream_t stream"),
         given=(*(_as_kernels_take_it(t) for t in passed), *pitches, *names),
-        runners=tuple(dict.fromkeys(runners.values())),
-        tuned=tuple(
-            _closed(f"{{{s}, {{", kernels[c.main.expression], "}},") for s, c in zip(shapes, tuned, strict=True)
-        ),
-        general=tuple(_closed("{", kernels[c.main.expression], "},") for c in general),
+        runners=tuple(dict.fromkeys(runners)),
+        tuned=tuple(_closed(f"{{{shape}, {{", kernel, "}},") for shape, kernel in zip(shapes, kernels, strict=False)),
+        general=tuple(_closed("{", kernel, "},") for kernel in kernels[len(tuned) :]),
         pointers=tuple(_pointers(group)),
         compiled_out=(1 << len(group.optional)) - 1,
         tensors=tensors,
@@ -224,9 +225,7 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
     return [", ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
 
 
-def _kernel_line(
-    compiled: CompiledProblem, runners: Mapping[str, Runner], *, finishes: bool, workspace: bool
-) -> tuple[str, ...]:
+def _kernel_line(compiled: CompiledProblem, runner: Runner, *, finishes: bool, workspace: bool) -> tuple[str, ...]:
     """The inside of an initialiser of the template's struct Kernel."""
     parts = compiled.parts
     launches = [f"{{{launch_values(kernel.launch)}}}, " for kernel in parts.kernels]
@@ -236,8 +235,8 @@ def _kernel_line(
     words += [f"{{{', '.join(map(str, bytes_))}}}, "] if workspace else []
     *others, last = (kernel.expression for kernel in parts.kernels)
     first, *rest = (*(f"{other}, " for other in others), f"{last}>")
-    runner = f"{runners[compiled.main.expression].name}<"
-    return (*words, *([runner, first] if len(runner + first) > LONGEST_TERM else [runner + first]), *rest)
+    run = f"{runner.name}<"
+    return (*words, *([run, first] if len(run + first) > LONGEST_TERM else [run + first]), *rest)
 
 
 def _closed(opened: str, words: tuple[str, ...], closed: str) -> tuple[str, ...]:
@@ -414,8 +413,8 @@ def _steps(compiled: CompiledProblem) -> tuple[RunnerKernel, ...]:
     )
 
 
-def _runners(compiled: Sequence[CompiledProblem]) -> dict[str, Runner]:
-    """The runner of each kernel; named after what tells it from the others."""
+def _runners(compiled: Sequence[CompiledProblem]) -> list[Runner]:
+    """The runner of each problem's kernels; named after what tells it from the others."""
     by_steps: dict[tuple[RunnerKernel, ...], Runner] = {}
     taken: Counter[str] = Counter()
     for one in compiled:
@@ -425,7 +424,7 @@ def _runners(compiled: Sequence[CompiledProblem]) -> dict[str, Runner]:
             name = "_".join([*words, *(["and_finish"] if len(steps) > 1 else [])])
             taken[name] += 1
             by_steps[steps] = Runner(name=name if taken[name] == 1 else f"{name}_{taken[name]}", steps=steps)
-    return {one.main.expression: by_steps[_steps(one)] for one in compiled}
+    return [by_steps[_steps(one)] for one in compiled]
 
 
 _LAID_OUT = {

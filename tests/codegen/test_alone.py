@@ -19,13 +19,23 @@ from normgen.pipeline import emit, emit_alone
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from tests.codegen.digests import kept_cases, problem_asked
 from tests.codegen.same_code import code_of
 from tests.samples import sized
 
 KNOWN = {"kRows": 1, "kSize": 64, "kVector": 4, "kSteps": 3}
 SAME = 0.9  # of the kernels at least so many are the same machine code
+CHOICE = """
+name = "choice"
+[tensors]
+x = "input"
+w = "parameter"
+y = "output"
+[formulas]
+s = "sum(x)"
+y = "(x - where(s > 0, s, 3 * s) / cols) * w + where(x > 0, x, -x) / cols"
+"""
 TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
 
 
@@ -49,6 +59,12 @@ TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
         ("1.0f / kVector", "1.0f / kVector"),
         ("(x_i - row_mean) * row_rstd * weight_i", "(x_i - row_mean) * row_rstd * weight_i"),
         ("0 - x", "0 - x"),
+        ("0 + 0 - x", "0 - x"),
+        ("0 * kSize + 0 * kSize + i", "i"),
+        ("0 * x + 0 * y", "0"),
+        ("cols < cols ? a : b", "b"),
+        ("own = [&](int i) { return at + i * kSize + i % kRows; }", "own = [&](int i) { return at + i * kSize; }"),
+        ("return 0 * x", "return 0"),
         ("x % kRows", "0"),
         ("Team::row(f(a, b), rows)", "f(a, b)"),
         ("read<kVector, Load>(x_row)", "read<kVector, NoAllocate>(x_row)"),
@@ -58,6 +74,24 @@ TEMPLATE = re.compile(r"\bConfig\b|\btemplate <class|\btypename\b")
 def test_what_is_known_is_written_out(text: str, said: str) -> None:
     names = {"valid_row": "row", "Load": "NoAllocate", "kEven": "true"}
     assert Known(KNOWN, names, {"Team::row": "{0}"}).text(text) == said
+
+
+def test_what_stands_for_a_call_has_its_arguments_whole() -> None:
+    known = Known(KNOWN, {}, {"Division::of": "({0} / {1})", "Team::row": "{0}"})
+    asked = {
+        "Division::of(a > b ? a : b, n)": "((a > b ? a : b) / n)",
+        "Division::of(a * b, n)": "(a * b / n)",
+    }
+    assert {text: known.text(text) for text in asked} == asked
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_mean_of_a_choice(direction: str) -> None:
+    spec = parse(CHOICE, file="choice.toml")
+    problem = problem_for(spec, shape="37x123", direction=direction)
+    checked = check_on_cpu(problem, emit_alone(problem, default_schedule(problem, target("h200"))))
+    assert checked.ok, checked.summary
 
 
 def test_numbers_of_constants() -> None:
@@ -121,3 +155,10 @@ def lines_to_last(op: str, **asked: Any) -> int:
 def test_a_kernel_is_read_on_two_screens() -> None:
     assert lines_to_last("layernorm", shape="8192x768", dtype="bf16", direction="backward") <= 110
     assert lines_to_last("rmsnorm", shape="8192x768", dtype="bf16") <= 80
+
+
+def test_a_quotient_in_a_sum_has_no_brackets() -> None:
+    problem = problem_for(load("rmsnorm"), shape="64x768")
+    assert (
+        "rsqrtf(eps + pass1.x_squares / kCols)" in emit_alone(problem, default_schedule(problem, target("h200"))).text
+    )

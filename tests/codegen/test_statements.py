@@ -11,6 +11,7 @@ from normgen.codegen.statements import (
     Gap,
     If,
     Let,
+    Set,
     Statement,
     function,
     identifiers,
@@ -130,3 +131,13 @@ def test_the_other_branch_is_written_read_and_pruned() -> None:
         text_of(pruned([If("is_named", (column,), otherwise=(Do("g()"),))])) == "if (is_named) {\n} else {\n  g();\n}\n"
     )
     assert pruned([If("is_named", (column,), otherwise=(column,))]) == ()
+
+
+def test_a_branch_on_one_line_is_indented_when_it_needs_more() -> None:
+    left, right, inner = "x" * (WIDTH - 30), "z" * 30, If("b", (Do("f()"),))
+    asked: dict[Statement, str] = {
+        If("a", (If("b", (Do("f()", "why"),), alone=True),), alone=True): "    if (a) if (b) f();  // why\n",
+        If("a", (inner,), alone=True): "    if (a) {\n      if (b) {\n        f();\n      }\n    }\n",
+        If("a", (Set("y", f"{left} + {right}"),), alone=True): f"    if (a) y = {left} +\n        {right};\n",
+    }
+    assert {statement: text_of([statement], 4) for statement in asked} == asked

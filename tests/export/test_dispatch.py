@@ -52,6 +52,10 @@ CASES = {
     "two_gradients": [backward("300x768", SUMS, "layernorm", dtype="bf16")],
     "deterministic": [backward("64x512", SUMS, "layernorm", deterministic=True)],
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
+    "one_kernel_of_two_grids": [
+        record("rmsnorm", shape="640x4096", schedule=replace(SUMS, persistent=4)),
+        record("rmsnorm", shape="4096x4096", schedule=SUMS),
+    ],
     "blocks_that_share_rows": [
         record("softmax", shape="4x65536", schedule=TOGETHER),
         record("softmax", shape="4096x65536", schedule=replace(TOGETHER, parts=30, persistent=8, blocks_per_sm=8)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from normgen.codegen import parts
 from normgen.codegen.module import Launch
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
@@ -22,7 +24,8 @@ from normgen.errors import UsageError
 from normgen.export import HeaderForm, headers_of
 from normgen.export.groups import TunedShape, groups_of
 from normgen.export.host_part import launch_values
-from normgen.pipeline import emit
+from normgen.knobs import Hold
+from normgen.pipeline import emit, emit_parts
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
@@ -274,6 +277,33 @@ def test_a_header_launches_its_first_kernel_early_and_states_the_promise_it_need
     assert ("promises that nothing which may still run" in header.text) is stable
     done = nvcc("-c", path, "-o", tmp_path / "header.o")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_shapes_of_one_kernel_keep_their_own_grids() -> None:
+    """A grid is no part of a Config: two shapes may have the kernel and the Config in common, and be launched apart."""
+    schedule = Schedule(threads_per_row=128, vector=4, hold=Hold.REGISTERS, unroll=0)
+    records = [record("rmsnorm", shape=f"{1024 * n}x4096", schedule=replace(schedule, persistent=n)) for n in (2, 4)]
+    (header,) = headers_of(records)
+    lines = re.findall(r"\{(.+)\}, (run<\w+<Cols4096>>)\}\},", header.text)
+    assert len(lines) == 2
+    assert [line[0][-1] for line in lines] == ["2", "4"]
+    assert len({kernel for _, kernel in lines}) == 1
+
+
+def test_texts_of_one_digest_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests are short: of 300 Configs of as many columns two have the same one. Here 8 of 16 do."""
+    monkeypatch.setattr(parts, "digest", lambda text: f"{hashlib.sha256(text.encode()).hexdigest()[0]}000")
+    every = [
+        record("rmsnorm", shape=f"{64 * n}x4096", schedule=Schedule(threads_per_row=32 * n, vector=4))
+        for n in range(1, 9)
+    ]
+    alike = {emit_parts(problem_of(r.problem, load("rmsnorm")), r.schedule).config.name for r in every}
+    assert len(alike) < len(every)
+    (header,) = headers_of(every)
+    threads = dict(re.findall(r"struct (Cols4096\w+) : [^;]+;[^;]*kThreads = (\d+)", header.text))
+    lines = re.findall(r"\{\{(\d+).*?run<\w+<(Cols4096\w+)>>", header.text)
+    assert len(threads) == len(lines) == len(every)
+    assert all(threads[config] == said for said, config in lines)
 
 
 def test_a_headers_kernels_need_the_registers_of_the_tuned_ones() -> None:

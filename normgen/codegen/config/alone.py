@@ -32,7 +32,7 @@ from normgen.codegen.statements import (
 
 _BOUNDS = re.compile(r"Config::(\w+)")
 _ALIAS = re.compile(r"[a-z_]\w*|\d+")
-_QUOTIENT = re.compile(r"(?<![\w*/%] )(?<![\w)>\]])\(([\w.]+ / \w+)\)(?! [*/%])")
+_QUOTIENT = re.compile(r"(?<![\w*/%] )(?<![\w!)>\]])\(([\w.!]+ / \w+)\)(?! [*/%])")
 _WHOLE = ("const int", "const bool", "const long long")
 _COUNTER = re.compile(r"(?:int|unsigned) (\w+) = 0")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 CHOICE = (" ? ", " : ")
 TRUE, FALSE = "true", "false"
 _WORD = re.compile(r"(?<![\w.:])[A-Za-z_]\w*(?:::\w+)*(?![\w:])")
+_RETURN = re.compile(r"( ?return )([^;]+)(; |)")
 _OPEN, _CLOSE = "([{", ")]}"
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (  # what binds least comes first
     {" || ": lambda a, b: int(bool(a or b))},
@@ -23,6 +24,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (  # what binds leas
     {" * ": operator.mul, " / ": operator.floordiv, " % ": operator.mod},
 )
 _COMPARED = (*_LEVELS[2], *_LEVELS[3])
+_LOOSER = (CHOICE[0], *_LEVELS[4])  # than a quotient
 
 
 def outside(text: str, operators: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -78,6 +80,8 @@ def value(text: str, known: Mapping[str, int]) -> int | None:
     for level in _LEVELS:
         [(_, first), *others] = outside(text, tuple(level))
         if others:
+            if others[0] == (" < ", first):
+                return 0
             found = value(first, known)
             for mark, part in others:
                 other = value(part, known)
@@ -117,7 +121,7 @@ class Known:
                 end = _closed_at(text, start)
                 arguments = [part for _, part in outside(text[start + 1 : end], (", ",))]
                 if " / " in written:
-                    arguments = [f"({a})" if len(outside(a, (" + ", " - "))) > 1 else a for a in arguments]
+                    arguments = [f"({a})" if len(outside(a, _LOOSER)) > 1 else a for a in arguments]
                 text = text[:at] + written.format(*arguments) + text[end + 1 :]
         return self._settled(_WORD.sub(self._named, text))
 
@@ -127,6 +131,8 @@ class Known:
         return self.names.get(word) or self.names.get(outer, outer) + colons + member
 
     def _settled(self, text: str) -> str:
+        if returned := _RETURN.fullmatch(text):
+            return returned[1] + self._settled(returned[2]) + returned[3]
         text = "".join(self._brackets(text))
         if choice := chosen(text):
             condition = self._settled(choice[0])
@@ -159,9 +165,9 @@ class Known:
         terms = [(mark, self._product(part)) for mark, part in outside(text, (" + ", " - "))]
         if len(terms) == 1:
             return terms[0][1]
-        if terms[0][1] == "0" and terms[1][0] == " + ":
-            terms = [("", terms[1][1]), *terms[2:]]
-        return "".join(mark + part for i, (mark, part) in enumerate(terms) if i == 0 or part != "0")
+        left = [term for term in terms if term[1] != "0"] or terms[:1]
+        left = [("", "0"), *left] if left[0][0] == " - " else left
+        return left[0][1] + "".join(mark + part for mark, part in left[1:])
 
     def _product(self, text: str) -> str:
         factors = outside(text, (" * ", " / ", " % "))
