@@ -312,6 +312,16 @@ class Other(torch.nn.Module):
         return 2 * x * turn, None
 
 
+class Twofold(Layer):
+    def forward(self, x: Any, turn: Any = None) -> Any:
+        return 2 * super().forward(x, turn)
+
+
+class Ungated(Mlp):
+    def forward(self, x: Any) -> Any:
+        return self.down(self.up(x))
+
+
 def other(layer: Any, *, double: bool = True) -> None:
     layer.weight = torch.nn.Parameter(2 * layer.weight.detach() if double else layer.weight.detach())
 
@@ -392,6 +402,16 @@ LATER: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "another shape of values": (
         lambda m: setattr(m.att.c, "weight", torch.nn.Parameter(torch.randn(HEADS * WIDTH, WIDTH) / 8)),
         ["rms_norm_1", *RAN[:1], "rms_norm_1", *RAN[2:]],
+    ),
+    "another class": (lambda m: setattr(m, "__class__", Twofold), ALL),
+    "another class of the last": (lambda m: setattr(m.att.d, "__class__", Doubled), [*RAN[:2], *RAN[3:]]),
+    "another class of values": (
+        lambda m: setattr(m.att.c, "__class__", Doubled),
+        ["rms_norm_1", "rms_norm_1", "formed Normed", *RAN[2:]],
+    ),
+    "another class of the MLP": (
+        lambda m: setattr(m.mlp, "__class__", Ungated),
+        [*RAN[:3], "rms_norm_2", "linear_add"],
     ),
     "nothing": (lambda _: None, ALL),
 }

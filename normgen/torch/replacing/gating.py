@@ -85,6 +85,8 @@ class GatedForward(Patched):
 
     def is_as_found(self) -> bool:
         module = self.module
+        if not self.is_as_its_class():
+            return False
         for name, value in self.found:
             if not is_same(getattr(module, name, NONE), value):
                 return False

@@ -206,7 +206,7 @@ class LossForward(Patched):
     def __init__(self, module: Module, found: HeadLoss, *, name: str) -> None:
         super().__init__(module, name=name)
         self.found = found
-        self.at = [*inspect.signature(self.original).parameters].index(found.labels)
+        self.at = [*self.__signature__.parameters].index(found.labels)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         labels = args[self.at] if len(args) > self.at else named.get(self.found.labels)

@@ -17,13 +17,13 @@ PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # v
 
 
 class Patched:
-    """In the place of a module's forward, until `restore`; `original` is what it was.
+    """In the place of a module's forward, until `restore`; `original` is that of its class.
 
     opened  while what it is a part of runs in this thread, and lets it give what is pending: what that is read by
     """
 
     def __init__(self, module: Module, *, name: str) -> None:
-        self.module, self.name, self.original = module, name, module.forward
+        self.module, self.name, self.plain = module, name, type(module).forward
         self.opened_in: dict[int, Any] = {}  # by threads: another one that calls it gets tensors
 
     @property
@@ -39,7 +39,14 @@ class Patched:
     @property
     def __signature__(self) -> inspect.Signature:
         """What trainers ask to know which columns of a data set a model takes."""
-        return inspect.signature(self.original)
+        return inspect.signature(types.MethodType(type(self.module).forward, self.module))
+
+    def original(self, *args: Any, **named: Any) -> Any:
+        """Of the class that the module has now, as that has it now."""
+        return type(self.module).forward(self.module, *args, **named)
+
+    def is_as_its_class(self) -> bool:
+        return type(self.module).forward is self.plain
 
 
 def _thread() -> int:
