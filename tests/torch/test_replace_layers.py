@@ -1091,6 +1091,21 @@ def test_records_and_attributes_hold_tensors(ran: list[str]) -> None:
     torch.testing.assert_close([got.x, *got.kept], [want.x, *want.kept], rtol=1e-5, atol=1e-5)
 
 
+def test_a_record_may_hold_itself(ran: list[str]) -> None:
+    class Cyclic(Layer):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            found = Record(super().forward(x, turn), [])
+            found.kept.append(found)
+            return found
+
+    model, *given = drawn(Cyclic)
+    plain = copy.deepcopy(model)
+    assert of_layer(replaced(model)) == parts(*WHOLE)
+    with torch.no_grad():
+        torch.testing.assert_close(model.layers[0](*given).x, plain.layers[0](*given).x, rtol=1e-5, atol=1e-5)
+    assert ran == RAN
+
+
 def test_a_layer_whose_result_says_nothing_is_left() -> None:
     class Silent(Layer):
         def forward(self, x: Any, turn: Any = None) -> Any:

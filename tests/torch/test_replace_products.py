@@ -859,3 +859,27 @@ def test_on_a_gpu_a_models_step_is_as_near_to_float64_as_it_was(stores: bool, ca
 
 def test_slices_of_the_loss_hold_for_the_classes_here() -> None:
     assert linear_loss.slice_of(CLASSES) >= CLASSES  # so that the tests above run one
+
+
+def test_another_thread_sees_logits_that_are_a_tensor_while_a_loss_is_computed() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(LlamaLike):
+        def loss(self, *args: Any) -> Any:
+            if threading.current_thread().name == "first":
+                inside.set()
+                assert done.wait(60)
+            return super().loss(*args)
+
+    ids, labels = drawn()
+    model = Waiting().double()
+    assert "out" in ng.replace(model, products=True).replaced
+    first = threading.Thread(target=lambda: model(ids, labels), name="first")
+    first.start()
+    try:
+        assert inside.wait(60)
+        assert type(model(ids)["logits"]) is torch.Tensor
+        assert type(model.out(torch.randn(2, WIDTH, dtype=torch.float64))) is torch.Tensor
+    finally:
+        done.set()
+        first.join()

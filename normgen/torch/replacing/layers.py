@@ -23,7 +23,7 @@ from normgen.torch.choosing import why_no_products
 from normgen.torch.replacing.gating import GatedForward
 from normgen.torch.replacing.normed import NORMS, products_behind
 from normgen.torch.replacing.patched import Patched, has_hooks, is_bare, is_looked_on, is_patched, is_plain_linear
-from normgen.torch.replacing.pending import Normed, Pending, Product, is_record, may_pend, with_tensors
+from normgen.torch.replacing.pending import DEEP, Normed, Pending, Product, is_record, may_pend, with_tensors
 from normgen.torch.replacing.probing import FailedError, copied, is_close
 
 Tensor = Any
@@ -275,9 +275,9 @@ class _Part(torch.nn.Module):
         return self.gives is None or self.gives.made is not None or self.is_kept
 
 
-def _leaves(found: Any) -> Iterator[Any]:
+def _leaves(found: Any, deep: int = DEEP) -> Iterator[Any]:
     for leaf in tree_leaves(found):
-        yield from _leaves({**vars(leaf)}) if is_record(leaf) else (leaf,)
+        yield from _leaves({**vars(leaf)}, deep - 1) if deep and is_record(leaf) else (leaf,)
 
 
 def _normed(x: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from normgen.torch.replacing.patched import is_looked_on
 
 Tensor = Any
 
+DEEP = 8  # containers within each other, of results: one may hold itself
+
 
 class Pending:
     """A tensor [.., width] of `dtype` that is made when somebody asks for one: it is no tensor before.
@@ -209,30 +211,34 @@ def may_pend(x: Any, weight: Tensor) -> bool:
     return is_worth_products(x, weight, of_many=False)
 
 
-def with_tensors(found: Any) -> Any:
-    """What a module returns, with the tensors that pending ones stand for."""
+def with_tensors(found: Any, deep: int = DEEP) -> Any:
+    """What a module returns, with the tensors that pending ones stand for, in containers up to `deep` in each other."""
     if isinstance(found, Pending):
         return found.formed(is_last=True)
-    if not _holds_pending(found):
+    if not _holds_pending(found, deep):
         return found
     if isinstance(found, (dict, list)):  # a compiler traces no `|`
         for key, value in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
-            found[key] = with_tensors(value)
+            found[key] = with_tensors(value, deep - 1)
         return found
     if is_record(found):
         for key, value in [*vars(found).items()]:
-            object.__setattr__(found, key, with_tensors(value))  # of a frozen one, too
+            object.__setattr__(found, key, with_tensors(value, deep - 1))  # of a frozen one, too
         return found
-    parts = [with_tensors(value) for value in found]
+    parts = [with_tensors(value, deep - 1) for value in found]
     return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
 
 
-def _holds_pending(found: Any) -> bool:
+def _holds_pending(found: Any, deep: int) -> bool:
+    if isinstance(found, Pending) or not deep:
+        return isinstance(found, Pending)
     if isinstance(found, (dict, list, tuple)):
-        return any(_holds_pending(value) for value in (found.values() if isinstance(found, dict) else found))
-    if is_record(found):
-        return any(_holds_pending(value) for value in vars(found).values())
-    return isinstance(found, Pending)
+        parts = found.values() if isinstance(found, dict) else found
+    elif is_record(found):
+        parts = vars(found).values()
+    else:
+        return False
+    return any(_holds_pending(part, deep - 1) for part in parts)
 
 
 def is_record(found: Any) -> bool:
