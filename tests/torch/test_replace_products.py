@@ -883,3 +883,19 @@ def test_another_thread_sees_logits_that_are_a_tensor_while_a_loss_is_computed()
     finally:
         done.set()
         first.join()
+
+
+def test_modules_that_change_what_they_are_given_are_left() -> None:
+    class Zeroing(Mlp):
+        def forward(self, x: Any) -> Any:
+            found = super().forward(x)
+            x.zero_()
+            return found
+
+    class InPlace(torch.nn.RMSNorm):
+        def forward(self, x: Any) -> Any:
+            return x.copy_(super().forward(x))
+
+    why = "its forward changes what it is given"
+    model = torch.nn.Sequential(InPlace(WIDTH, eps=1e-5), Zeroing())
+    assert ng.replace(model, products=True).left == {"0": f"InPlace: {why}", "1": f"Zeroing: {why}"}
