@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import threading
 import types
@@ -13,9 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 import normgen.torch as ng  # noqa: E402
 from normgen.choice.first import default_schedule  # noqa: E402
 from normgen.device import target  # noqa: E402
+from normgen.errors import UsageError  # noqa: E402
 from normgen.measure.cpu_check import check_on_cpu, has_compiler  # noqa: E402
 from normgen.pipeline import emit  # noqa: E402
 from normgen.program.source import problem_for  # noqa: E402
@@ -308,6 +312,16 @@ class Other(torch.nn.Module):
         return 2 * x * turn, None
 
 
+class Twofold(Layer):
+    def forward(self, x: Any, turn: Any = None) -> Any:
+        return 2 * super().forward(x, turn)
+
+
+class Ungated(Mlp):
+    def forward(self, x: Any) -> Any:
+        return self.down(self.up(x))
+
+
 def other(layer: Any, *, double: bool = True) -> None:
     layer.weight = torch.nn.Parameter(2 * layer.weight.detach() if double else layer.weight.detach())
 
@@ -331,11 +345,11 @@ LATER: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "a hook of queries": (lambda m: m.att.a.register_forward_hook(lambda _m, _x, y: 2 * y), NO_FIRST),
     "a hook of keys": (
         lambda m: m.att.b.register_forward_hook(lambda _m, _x, y: 2 * y),
-        ["rms_norm_1", "formed Normed", "linear_add", "rms_norm_swiglu", "linear_add"],
+        NO_FIRST,
     ),
     "a hook of values": (
         lambda m: m.att.c.register_forward_hook(lambda _m, _x, y: 2 * y),
-        ["rms_norm_1", "rms_norm_1", "formed Normed", "linear_add", "rms_norm_swiglu", "linear_add"],
+        NO_FIRST,
     ),
     "a hook of the last": (lambda m: m.att.d.register_forward_hook(lambda _m, _x, y: 2 * y), [*RAN[:2], *RAN[3:]]),
     "a hook of the gate": (lambda m: m.mlp.gate.register_forward_hook(lambda _m, _x, y: 2 * y), NO_SECOND),
@@ -344,6 +358,10 @@ LATER: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "an adapter of values": (
         lambda m: setattr(m.att, "c", Adapter(m.att.c)),
         ["rms_norm_1", "rms_norm_2", "formed Normed", *RAN[2:]],
+    ),
+    "a bias of one number": (
+        lambda m: setattr(m.att.b, "bias", torch.nn.Parameter(torch.ones(1))),
+        ["rms_norm_1", "formed Normed", *RAN[2:]],
     ),
     "a bias of keys": (lambda m: setattr(m.att.b, "bias", torch.nn.Parameter(torch.ones(WIDTH))), ALL),
     "a bias of the last": (
@@ -384,6 +402,16 @@ LATER: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "another shape of values": (
         lambda m: setattr(m.att.c, "weight", torch.nn.Parameter(torch.randn(HEADS * WIDTH, WIDTH) / 8)),
         ["rms_norm_1", *RAN[:1], "rms_norm_1", *RAN[2:]],
+    ),
+    "another class": (lambda m: setattr(m, "__class__", Twofold), ALL),
+    "another class of the last": (lambda m: setattr(m.att.d, "__class__", Doubled), [*RAN[:2], *RAN[3:]]),
+    "another class of values": (
+        lambda m: setattr(m.att.c, "__class__", Doubled),
+        ["rms_norm_1", "rms_norm_1", "formed Normed", *RAN[2:]],
+    ),
+    "another class of the MLP": (
+        lambda m: setattr(m.mlp, "__class__", Ungated),
+        [*RAN[:3], "rms_norm_2", "linear_add"],
     ),
     "nothing": (lambda _: None, ALL),
 }
@@ -928,3 +956,260 @@ def test_a_first_choice_of_few_rows_is_right_and_reads_each_weight_once(
     assert refusal(of_small, schedule, h200) is None
     check = check_on_cpu(of_small, emit(of_small, schedule))
     assert check.ok, check.summary
+
+
+# What a layer's parts may do with what is pending.
+
+
+def of_attention(forward: Callable[..., Any]) -> type:
+    """A layer whose attention computes `forward(attention, x, turn)`."""
+
+    class Own(Attention):
+        def forward(self, x: Any, turn: Any) -> Any:
+            return forward(self, x, turn)
+
+    class Given(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.att = Own()
+
+    return Given
+
+
+def plainly(att: Any, x: Any, turn: Any) -> Any:
+    return Attention.forward(att, x, turn)
+
+
+def masked(att: Any, x: Any, _turn: Any, change: Callable[[Any], Any]) -> Any:
+    """Keys are made beside values, whose rows are other ones."""
+    q, k = att.a(x), att.b(x)
+    change(x)
+    return att.d(torch.cat([q[..., :WIDTH] * k, att.c(x)], -1)), None
+
+
+def doubled(att: Any, x: Any, turn: Any) -> Any:
+    y = x
+    x *= 2
+    z, weights = plainly(att, y, turn)
+    y = z
+    y += turn
+    return z, weights
+
+
+def recording(att: Any, x: Any, turn: Any) -> Any:
+    with torch.enable_grad():
+        assert not (1 * x).requires_grad
+    return plainly(att, x, turn)
+
+
+def each(att: Any, x: Any, _turn: Any) -> Any:
+    q = att.a(x)
+    return torch.vmap(att.d)(torch.cat([q[..., :WIDTH] * torch.vmap(att.b)(x), att.c(x)], -1)), None
+
+
+def asserting(att: Any, x: Any, turn: Any) -> Any:
+    assert isinstance(x, torch.Tensor)
+    return plainly(att, x, turn)
+
+
+def keeping(att: Any, x: Any, turn: Any) -> Any:
+    att.kept = x
+    return plainly(att, x, turn)
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "rows are masked": lambda att, x, turn: masked(att, x, turn, lambda x: x.masked_fill_(x > 0.5, 0)),
+    "rows are set": lambda att, x, turn: masked(att, x, turn, lambda x: x.__setitem__((slice(None), 0), 0)),
+    "another name of what is changed": doubled,
+    "gradients are recorded": recording,
+    "a transform": each,
+    "an assertion": asserting,
+    "what is given is kept": keeping,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_a_part_does_with_what_it_is_given_stays_its_own(part: str, mode: Any) -> None:
+    model, *given = drawn(of_attention(PARTS[part]))
+    plain = copy.deepcopy(model)
+    replaced(model)
+    with mode():
+        got = model(*given)
+        assert not got.requires_grad
+        assert type(getattr(model.layers[0].att, "kept", got)) is torch.Tensor
+    assert_as_exact(got, plain, *given)
+
+
+def test_autocast_within_a_layer_is_of_what_stands_in_it() -> None:
+    class Casting(Layer):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            y, _ = self.att(self.one(x), turn)
+            with torch.autocast("cpu", torch.bfloat16):
+                x = x + y
+            return x + self.mlp(self.two(x))
+
+    model, *given = drawn(Casting)
+    plain = copy.deepcopy(model)
+    replaced(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(*given), plain(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_a_copy_of_a_linear_layer_in_its_place_multiplies_by_its_own_weight() -> None:
+    model, *given = drawn()
+    plain = copy.deepcopy(model)
+    replaced(model)
+    for one in (model, plain):
+        att = one.layers[0].att
+        att.c = copy.deepcopy(att.c)
+        in_place(att.c)
+    with torch.no_grad():
+        assert_as_exact(model(*given), plain, *given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    x: Any
+    kept: Any
+
+
+def test_records_and_attributes_hold_tensors(ran: list[str]) -> None:
+    class Recording(Layer):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            self.kept = self.one(x)
+            x = x + self.att(self.kept, turn)[0]
+            return Record(self.mlp(self.two(x)), [self.kept])
+
+    model, *given = drawn(Recording)
+    plain = copy.deepcopy(model)
+    assert of_layer(replaced(model)) == parts(*WHOLE[2:4])
+    with torch.no_grad():
+        got, want = model.layers[0](*given), plain.layers[0](*given)
+    assert ran == ["linear_add", "rms_norm_swiglu"]
+    assert all(type(t) is torch.Tensor for t in (got.x, *got.kept, model.layers[0].kept))
+    torch.testing.assert_close([got.x, *got.kept], [want.x, *want.kept], rtol=1e-5, atol=1e-5)
+
+
+def test_a_record_may_hold_itself(ran: list[str]) -> None:
+    class Cyclic(Layer):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            found = Record(super().forward(x, turn), [])
+            found.kept.append(found)
+            return found
+
+    model, *given = drawn(Cyclic)
+    plain = copy.deepcopy(model)
+    assert of_layer(replaced(model)) == parts(*WHOLE)
+    with torch.no_grad():
+        torch.testing.assert_close(model.layers[0](*given).x, plain.layers[0](*given).x, rtol=1e-5, atol=1e-5)
+    assert ran == RAN
+
+
+def test_a_layer_whose_result_says_nothing_is_left() -> None:
+    class Silent(Layer):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            return types.SimpleNamespace(x=super().forward(x, turn))
+
+    model, *_ = drawn(Silent)
+    report = replaced(model)
+    assert report.left.keys() == {"layers.0"}
+    assert "layers.0" not in report.replaced
+
+
+@pytest.mark.parametrize("made", [Layer, Parallel])
+@pytest.mark.parametrize("where", ["att", "mlp", "one", "two", *(f"att.{n}" for n in "abcd"), "mlp.gate", "mlp.up"])
+def test_hooks_see_tensors(made: Any, where: str) -> None:
+    model, *given = drawn(made)
+    replaced(model)
+    seen: list[Any] = []
+    module = model.layers[0].get_submodule(where)
+    module.register_forward_pre_hook(lambda _, args, named: seen.append((args, named)), with_kwargs=True)
+    module.register_forward_hook(lambda _m, args, result: seen.append((args, result)))
+    with torch.no_grad():
+        model(*given)
+    assert seen or (made is Parallel and where == "two")
+    assert {type(t) for t in tree_leaves(seen)} <= {torch.Tensor, type(None)}
+
+
+def test_another_thread_sees_tensors_while_a_layer_runs() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def waiting(att: Any, x: Any, turn: Any) -> Any:
+        if threading.current_thread().name == "first":
+            inside.set()
+            assert done.wait(60)
+        return plainly(att, x, turn)
+
+    model, *given = drawn(of_attention(waiting))
+    plain = copy.deepcopy(model)
+    replaced(model)
+    got: list[Any] = []
+
+    def run() -> None:
+        with torch.no_grad():
+            got.append(model(*given))
+
+    first = threading.Thread(target=run, name="first")
+    first.start()
+    try:
+        assert inside.wait(60)
+        layer = model.layers[0]
+        with torch.no_grad():
+            alone = layer.one(given[0]), layer.att.d(torch.randn(2, HEADS * WIDTH)), layer.mlp(given[0])
+            got.append(model(*given))
+    finally:
+        done.set()
+        first.join()
+    assert {type(t) for t in (*alone, *got)} == {torch.Tensor}
+    for one in got:
+        assert_as_exact(one, plain, *given)
+
+
+def test_rows_that_are_changed_before_they_are_read_are_no_silent_matter() -> None:
+    class Branching(Overwritten):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            return Layer.forward(self, x) if turn is None else super().forward(x, turn)
+
+    model, *given = drawn(Branching)
+    layer, plain = model.layers[0], copy.deepcopy(model)
+    assert of_layer(replaced(model)) == parts(*WHOLE)
+    with torch.no_grad():
+        with pytest.raises(UsageError, match="rows that were changed in place"):
+            model(*given)
+        assert ng.restore(layer) == 11
+        assert torch.equal(model(*given), plain(*given))
+
+
+def test_a_module_that_is_gone_is_none_of_the_layer(ran: list[str]) -> None:
+    class Short(Layer):
+        def forward(self, x: Any, turn: Any = None) -> Any:
+            x = x + self.att(self.one(x), turn)[0]
+            return x + self.mlp(self.two(x)) if hasattr(self, "mlp") else x
+
+    model, *given = drawn(Short)
+    plain = copy.deepcopy(model)
+    replaced(model)
+    del model.layers[0].mlp, plain.layers[0].mlp
+    with torch.no_grad():
+        got = model(*given)
+    assert ran == RAN[:3]
+    assert_as_exact(got, plain, *given)
+
+
+def test_what_is_pending_is_copied_pickled_and_printed_as_a_tensor() -> None:
+    with torch.no_grad():
+        p, want = product()
+        for again in (copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
+            assert type(again) is torch.Tensor
+            torch.testing.assert_close(again, want)
+        assert repr(p) == repr(want)
+        assert torch.equal(torch.zeros(3, 4).index_put_((torch.arange(3),), p), want)
+        q = p
+        q -= 1
+        q[0] = 0
+        assert p.formed() is q
+        p, want = product()
+        whole = torch.zeros(3, 4)
+        whole[:] = p
+        assert torch.equal(whole, want)

@@ -192,7 +192,7 @@ def test_a_models_loss_and_gradients_are_what_they_were(
     assert all(t.data_ptr() == state[name][0] for name, t in model.state_dict().items())
 
     assert ng.replace(model, products=True).replaced == {}  # not twice
-    assert ng.restore(model) == 14
+    assert ng.restore(model) == 6 + 2 * (1 + 3)
     assert_same_step(trained(model, ids, labels), want, 0)
 
 
@@ -463,11 +463,8 @@ def test_a_plain_mlp_is_left_and_a_tied_head_has_the_gradients_of_both(stores: b
     assert report.left == {
         f"body.blocks.{i}.mlp": "PlainMlp: it is no gated MLP of three torch.nn.Linear" for i in (0, 1)
     }
-    assert [*report.replaced] == [
-        "out",
-        *(f"body.blocks.{i}.norm" for i in (0, 1)),
-        *(f"body.blocks.{i}" for i in (0, 1)),
-    ]
+    blocks = [f"body.blocks.{i}" for i in (0, 1)]
+    assert [*report.replaced] == ["out", *(f"{block}.norm" for block in blocks), *blocks]
     calls.clear()
     assert_same_step(trained(model, ids, targets), want, 1e-6)
     assert calls == [STORED if stores else NOT_STORED]
@@ -505,7 +502,7 @@ def test_copies_pickles_and_dtypes_keep_it(calls: list[str]) -> None:
         assert_same_step(trained(again, ids, labels), want, 1e-6)
         assert calls == ["swiglu", "swiglu", STORED]
         model.load_state_dict(again.state_dict())
-        assert ng.restore(again) == 14
+        assert ng.restore(again) == 6 + 2 * (1 + 3)
         assert_same_step(trained(again, ids, labels), want, 0)
     calls.clear()
     trained(model.float(), ids, labels)
@@ -862,3 +859,43 @@ def test_on_a_gpu_a_models_step_is_as_near_to_float64_as_it_was(stores: bool, ca
 
 def test_slices_of_the_loss_hold_for_the_classes_here() -> None:
     assert linear_loss.slice_of(CLASSES) >= CLASSES  # so that the tests above run one
+
+
+def test_another_thread_sees_logits_that_are_a_tensor_while_a_loss_is_computed() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(LlamaLike):
+        def loss(self, *args: Any) -> Any:
+            if threading.current_thread().name == "first":
+                inside.set()
+                assert done.wait(60)
+            return super().loss(*args)
+
+    ids, labels = drawn()
+    model = Waiting().double()
+    assert "out" in ng.replace(model, products=True).replaced
+    first = threading.Thread(target=lambda: model(ids, labels), name="first")
+    first.start()
+    try:
+        assert inside.wait(60)
+        assert type(model(ids)["logits"]) is torch.Tensor
+        assert type(model.out(torch.randn(2, WIDTH, dtype=torch.float64))) is torch.Tensor
+    finally:
+        done.set()
+        first.join()
+
+
+def test_modules_that_change_what_they_are_given_are_left() -> None:
+    class Zeroing(Mlp):
+        def forward(self, x: Any) -> Any:
+            found = super().forward(x)
+            x.zero_()
+            return found
+
+    class InPlace(torch.nn.RMSNorm):
+        def forward(self, x: Any) -> Any:
+            return x.copy_(super().forward(x))
+
+    why = "its forward changes what it is given"
+    model = torch.nn.Sequential(InPlace(WIDTH, eps=1e-5), Zeroing())
+    assert ng.replace(model, products=True).left == {"0": f"InPlace: {why}", "1": f"Zeroing: {why}"}

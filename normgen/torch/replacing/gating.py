@@ -15,7 +15,16 @@ from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.gated import GATES, gated_products
 from normgen.torch.replacing.patched import PLAIN, Patched, is_bare, is_looked_on, is_plain_linear, is_same
 from normgen.torch.replacing.pending import Normed
-from normgen.torch.replacing.probing import INTERNAL, NONE, FailedError, copied, is_close, names_read, telling_rows
+from normgen.torch.replacing.probing import (
+    CHANGES,
+    INTERNAL,
+    NONE,
+    FailedError,
+    copied,
+    is_close,
+    names_read,
+    telling_rows,
+)
 
 Tensor = Any
 Module = Any
@@ -85,6 +94,8 @@ class GatedForward(Patched):
 
     def is_as_found(self) -> bool:
         module = self.module
+        if not self.is_as_its_class():
+            return False
         for name, value in self.found:
             if not is_same(getattr(module, name, NONE), value):
                 return False
@@ -189,9 +200,11 @@ class _Probe:
             self.module.train(is_training)
             try:
                 with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-                    found.append(self.module.forward(x))
+                    found.append(self.module.forward(given := x.clone()))
             except Exception as error:
                 raise FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
+            if not torch.equal(given, x):
+                raise FailedError(CHANGES)
         if not all(isinstance(got, torch.Tensor) and got.shape == (*x.shape[:-1], _OUT) for got in found):
             raise FailedError("its forward does not give a row for each row")
         if not torch.equal(*found):

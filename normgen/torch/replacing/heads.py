@@ -178,18 +178,18 @@ def _loss(
 
 
 class HeadForward(Patched):
-    """A head that gives `Logits` while it is open, within the forward of its model."""
+    """A head that gives `Logits` while it is open, within the forward of its model: by whether that has gradients."""
 
     def __init__(self, module: Module, *, name: str, stores: bool) -> None:
         super().__init__(module, name=name)
-        self.is_open, self.stores, self.has_gradients, self.form = False, stores, True, _form
+        self.stores, self.form = stores, _form
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         (x,) = (*args, *named.values()) if named else args
         module = self.module
-        is_ours = self.is_open and type(x) is torch.Tensor and is_plain_linear(module) and not is_looked_on()
+        is_ours = type(x) is torch.Tensor and is_plain_linear(module) and not is_looked_on()
         # Within a checkpoint that records nothing, only tensors are recorded behind it.
-        if not is_ours or self.has_gradients != torch.is_grad_enabled():
+        if not is_ours or self.opened is not torch.is_grad_enabled():
             return self.original(x)
         if not is_worth_products(x, module.weight, of_few=False):
             return self.original(x)
@@ -206,7 +206,7 @@ class LossForward(Patched):
     def __init__(self, module: Module, found: HeadLoss, *, name: str) -> None:
         super().__init__(module, name=name)
         self.found = found
-        self.at = [*inspect.signature(self.original).parameters].index(found.labels)
+        self.at = [*self.__signature__.parameters].index(found.labels)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         labels = args[self.at] if len(args) > self.at else named.get(self.found.labels)
@@ -214,11 +214,11 @@ class LossForward(Patched):
         is_ours = labels is not None and (self.found.stores or self.module.training)
         if not (is_ours and isinstance(head, HeadForward)):
             return self.original(*args, **named)
-        head.is_open, head.has_gradients = True, torch.is_grad_enabled()
+        head.open(torch.is_grad_enabled())
         try:
             found = self.original(*args, **named)
         finally:
-            head.is_open = False
+            head.close()
         return with_tensors(found) if self.found.stores else found
 
 
@@ -309,7 +309,8 @@ class _Probe:
         """The loss, and its gradients."""
         takes = [*inspect.signature(self.module.forward).parameters]
         before = () if takes[0] == self.named else (self.labels,)
-        self.forward.is_open = is_open
+        if is_open:
+            self.forward.open(True)
         torch.default_generator.manual_seed(0)  # of a dropout, say: `replace` gives it back its state
         for leaf in self.leaves:
             leaf.grad = None
@@ -317,7 +318,7 @@ class _Probe:
             with torch.enable_grad(), warnings.catch_warnings(action="ignore"):
                 found = self.module.forward(*before, **{self.named: self.labels})
                 loss = _loss_of(found)
-                self.forward.is_open = False  # as it is when a backward pass runs a part again
+                self.forward.close()  # as it is when a backward pass runs a part again
                 if loss.requires_grad:
                     loss.backward()
         except FailedError:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 import warnings
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from normgen.torch.choosing import why_no_products
 from normgen.torch.replacing.gating import GatedForward
 from normgen.torch.replacing.normed import NORMS, products_behind
-from normgen.torch.replacing.patched import Patched, is_bare, is_looked_on, is_patched, is_plain_linear
-from normgen.torch.replacing.pending import Normed, Pending, Product, may_pend, with_tensors
+from normgen.torch.replacing.patched import Patched, has_hooks, is_bare, is_looked_on, is_patched, is_plain_linear
+from normgen.torch.replacing.pending import DEEP, Normed, Pending, Product, is_record, may_pend, with_tensors
 from normgen.torch.replacing.probing import FailedError, copied, is_close
 
 Tensor = Any
@@ -98,21 +100,30 @@ class LayerForward(Patched):
             return self.original(*args, **named)
         opened = [*self.openings()]
         for forward, linear in opened:
-            forward.opened = linear
+            forward.open(linear)
         try:
             return with_tensors(self.original(*args, **named))
         finally:
             for forward, _ in opened:
-                forward.opened = None
+                forward.close()
 
     def openings(self) -> Iterator[tuple[Patched, Module]]:
         """What may be pending, and a linear layer that reads it or gives it: nobody else sees what is called."""
+        seen = {norm for norm, by in self.layer.norms if self.is_hooked(by)}
         for giver, by in (*self.layer.norms, *(("", by) for by in self.layer.added)):
-            module, reader = getattr(self.module, by), self.layer.readers[by]
+            module, reader = getattr(self.module, by, None), self.layer.readers[by]
             linear: Module = getattr(module, reader.groups[0][0] if giver else reader.last, None)
-            gives = getattr(self.module, giver) if giver else linear
-            if is_plain_linear(linear, biased=bool(giver)) and is_bare(module) and is_patched(gives) and is_bare(gives):
+            gives: Module = getattr(self.module, giver, None) if giver else linear
+            if giver in seen or not (is_plain_linear(linear, biased=bool(giver)) and is_bare(module)):
+                continue
+            if is_patched(gives) and is_bare(gives):
                 yield gives.forward, linear
+
+    def is_hooked(self, by: str) -> bool:
+        """Whether a hook sees what a reader, or one of its linear layers, is given."""
+        module = getattr(self.module, by, None)
+        linear = (getattr(module, name, None) for group in self.layer.readers[by].groups for name in group)
+        return any(one is not None and has_hooks(one) for one in (module, *linear))
 
 
 class LinearForward(Patched):
@@ -124,26 +135,27 @@ class LinearForward(Patched):
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         (x,) = (*args, *named.values()) if named else args
-        own = self.module.weight
-        if self.opened is self.module and may_pend(x, own):
+        module = self.module
+        own = module.weight
+        if self.opened is module and may_pend(x, own):
             return Product(x, own, self.name)
         if type(x) is not Normed:
             return self.original(x)
-        if self.name in x.found:
-            return x.found.pop(self.name)
-        if x.made is not None or not is_plain_linear(self.module, biased=True) or not may_pend(x.rows, own):
+        if module in x.found:
+            return x.found.pop(module)
+        if x.made is not None or not is_plain_linear(module, biased=True) or not may_pend(x.rows, own):
             return self.original(x.formed())
-        forwards = [self]
-        for module in self.beside:
-            forward, weight = module.forward, module.weight
+        layers = [module]
+        for one in self.beside:
+            weight = one.weight
             is_alike = (weight.shape, weight.dtype, weight.device) == (own.shape, own.dtype, own.device)
-            if isinstance(forward, LinearForward) and is_plain_linear(module, biased=True) and is_alike:
-                forwards.append(forward)
-        products = x.products([forward.module for forward in forwards], self.name)
-        if len(forwards) == 1:
+            if is_alike and isinstance(one.forward, LinearForward) and is_plain_linear(one, biased=True):
+                layers.append(one)
+        products = x.products(layers, self.name)
+        if len(layers) == 1:
             return products
-        x.found.update({one.name: product for one, product in zip(forwards, products, strict=True)})
-        return x.found.pop(self.name)
+        x.found.update(zip(layers, products, strict=True))
+        return x.found.pop(module)
 
 
 def told_layer(module: Module, left: dict[str, str]) -> Layer | str:
@@ -181,26 +193,11 @@ def _reader(module: Module, width: int) -> Reader | str:
     known: dict[int, Any] = {id(p): torch.nn.Parameter(p.new_empty(0)) for p in module.parameters()}
     known |= {id(p): torch.nn.Parameter(torch.ones(p.shape, device="cpu")) for p in module.parameters() if p.ndim < 2}
     known |= {id(b): b.new_empty(0) for b in module.buffers() if b.ndim > 1}  # a cache may be large
-    x, seen = torch.zeros(*_SIZES, width, device="cpu"), []
-
-    def recorded(name: str) -> Any:
-        def run(given: Any) -> Tensor:
-            if given is x:
-                seen.append(name)
-            return x.new_zeros(*given.shape[:-1], linear[name].weight.shape[0])
-
-        return run
-
-    try:
-        copy = copied(module, known)
-        for name in linear:
-            getattr(copy, name).forward = recorded(name)
-        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-            type(copy).forward(copy, x, *[None] * (_required(module) - 1))
-    except Exception:  # what it computes behind its first products is its own
-        pass
+    as_tensor, as_pending = (_read_by(module, linear, known, width, is_pending=one) for one in (False, True))
+    seen = as_tensor[0]
     # A norm that one of them would form after all is no part of the others' kernels.
     widths = {name: plain[name].weight.shape[0] for name in seen} if plain.keys() >= {*seen} else {}
+    widths = widths if as_tensor == as_pending else {}
     groups = tuple(tuple(n for n, w in widths.items() if w == one) for one in dict.fromkeys(widths.values()))
     last = [name for name, c in plain.items() if name not in seen and c.bias is None and c.weight.shape[0] == width]
     if not groups and len(last) != 1:
@@ -208,6 +205,36 @@ def _reader(module: Module, width: int) -> Reader | str:
             next(filter(None, why.values()), "its linear layers are others, or read something else") if linear else ""
         )
     return Reader(groups=groups, last=last[0] if len(last) == 1 else "")
+
+
+def _read_by(
+    module: Module, linear: Mapping[str, Module], known: dict[int, Any], width: int, *, is_pending: bool
+) -> tuple[list[str], Any]:
+    """The linear layers that read what a copy of the module is given, and the type of the error that ends it.
+
+    is_pending  what it is given is a `Normed`, which it may not do with as with a tensor, or keep
+    """
+    rows, seen, end = torch.zeros(*_SIZES, width, device="cpu"), [], None  # type: Tensor, list[str], Any
+    given = [Normed("rms_norm", (rows,), 0.0, _normed) if is_pending else rows]
+
+    def recorded(name: str) -> Any:
+        def run(x: Any) -> Tensor:
+            if x is given[0]:
+                seen.append(name)
+            return rows.new_zeros(*x.shape[:-1], linear[name].weight.shape[0])
+
+        return run
+
+    try:
+        copy = copied(module, {**known})
+        for name in linear:
+            getattr(copy, name).forward = recorded(name)
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            type(copy).forward(copy, given[0], *[None] * (_required(module) - 1))
+    except Exception as error:  # what it computes behind its first products is its own
+        end = type(error)
+    kept = weakref.ref(given.pop())
+    return seen, "kept" if is_pending and kept() is not None else end
 
 
 def _required(module: Module) -> int:
@@ -228,6 +255,7 @@ class _Part(torch.nn.Module):
         self.takes = next(iter(inspect.signature(module.forward).parameters), "")
         self.times, self.reads, self.results, self.pends = weight, reads, 0, False
         self.gives: Any = None
+        self.is_kept = False
         self.read: list[Any] = []
 
     def forward(self, *args: Any, **named: Any) -> Any:
@@ -243,8 +271,13 @@ class _Part(torch.nn.Module):
         return (self.gives, *[None] * (self.results - 1)) if self.results else self.gives
 
     def is_formed(self) -> bool:
-        """Whether somebody asked for what was pending, or nobody called it."""
-        return self.gives is None or self.gives.made is not None
+        """Whether somebody asked for what was pending, or holds on to it, or nobody called it."""
+        return self.gives is None or self.gives.made is not None or self.is_kept
+
+
+def _leaves(found: Any, deep: int = DEEP) -> Iterator[Any]:
+    for leaf in tree_leaves(found):
+        yield from _leaves({**vars(leaf)}, deep - 1) if deep and is_record(leaf) else (leaf,)
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -306,5 +339,12 @@ class _Probe:
                 found = self.copy.forward(self.rows.clone(), *[None] * self.others)
         except Exception as error:
             raise FailedError(f"its forward does not run on stand-ins: {type(error).__name__}: {error}") from error
-        leaves = [t.formed() if isinstance(t, Pending) else t for t in tree_leaves(found)]
-        return [t for t in leaves if isinstance(t, torch.Tensor)]
+        leaves = [t.formed() if isinstance(t, Pending) else t for t in _leaves(found)]
+        found = with_tensors(found)
+        for part in self.parts.values():  # of what is no tensor, nobody else may hold on to it
+            read = sum(x is part.gives for other in self.parts.values() for x in other.read)
+            part.is_kept = sys.getrefcount(part.gives) > 2 + read
+        tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+        if not tensors:
+            raise FailedError(f"its forward returns a {type(found).__name__} without tensors")
+        return tensors

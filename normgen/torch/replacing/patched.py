@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,20 +17,41 @@ PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # v
 
 
 class Patched:
-    """In the place of a module's forward, until `restore`; `original` is what it was.
+    """In the place of a module's forward, until `restore`; `original` is that of its class.
 
-    opened  while the layer that it is a part of runs, and lets it give what is pending: a linear layer that reads that
+    opened  while what it is a part of runs in this thread, and lets it give what is pending: what that is read by
     """
 
-    opened: Module = None
-
     def __init__(self, module: Module, *, name: str) -> None:
-        self.module, self.name, self.original = module, name, module.forward
+        self.module, self.name, self.plain = module, name, type(module).forward
+        self.opened_in: dict[int, Any] = {}  # by threads: another one that calls it gets tensors
+
+    @property
+    def opened(self) -> Any:
+        return self.opened_in.get(_thread())
+
+    def open(self, reader: Any) -> None:
+        self.opened_in[_thread()] = reader
+
+    def close(self) -> None:
+        self.opened_in.pop(_thread(), None)
 
     @property
     def __signature__(self) -> inspect.Signature:
         """What trainers ask to know which columns of a data set a model takes."""
-        return inspect.signature(self.original)
+        return inspect.signature(types.MethodType(type(self.module).forward, self.module))
+
+    def original(self, *args: Any, **named: Any) -> Any:
+        """Of the class that the module has now, as that has it now."""
+        return type(self.module).forward(self.module, *args, **named)
+
+    def is_as_its_class(self) -> bool:
+        return type(self.module).forward is self.plain
+
+
+def _thread() -> int:
+    """A compiler traces one call from its begin to its end, and knows no threads."""
+    return 0 if torch.compiler.is_dynamo_compiling() else get_ident()
 
 
 def is_patched(module: Module) -> bool:
@@ -38,7 +60,11 @@ def is_patched(module: Module) -> bool:
 
 def is_bare(module: Module) -> bool:
     """Whether a call of it is its class's forward and no more: no hooks, no forward of its own that is not ours."""
-    return isinstance(module.forward, types.MethodType | Patched) and not (
+    return isinstance(module.forward, types.MethodType | Patched) and not has_hooks(module)
+
+
+def has_hooks(module: Module) -> bool:
+    return bool(
         module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     )
 
@@ -50,10 +76,16 @@ def is_plain_linear(module: Module, *, biased: bool = False) -> bool:
     """
     return (
         type(module) is torch.nn.Linear
-        and (module.bias is None or (biased and type(module.bias) in _TENSORS))
         and type(module.weight) in _TENSORS
+        and module.weight.ndim == 2
+        and (module.bias is None or (biased and _is_bias(module.bias, module.weight)))
         and is_bare(module)
     )
+
+
+def _is_bias(bias: Any, weight: Any) -> bool:
+    """Not one that torch spreads."""
+    return type(bias) in _TENSORS and bias.shape == weight.shape[:1]
 
 
 def is_looked_on() -> bool:

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from normgen.errors import UsageError
 from normgen.torch.calls import autocast_dtype
 from normgen.torch.choosing import is_worth_products
 from normgen.torch.operators import Operator, operator
 from normgen.torch.replacing.normed import products_behind
+from normgen.torch.replacing.patched import is_looked_on
 
 Tensor = Any
+
+DEEP = 8  # containers within each other, of results: one may hold itself
 
 
 class Pending:
@@ -83,42 +87,82 @@ class Pending:
 
 
 def _of_formed(name: str) -> Callable[..., Any]:
-    def run(self: Pending, *args: Any) -> Any:
-        return getattr(self.formed(), name)(*[a.formed() if isinstance(a, Pending) else a for a in args])
+    def run(self: Pending, *args: Any, **named: Any) -> Any:
+        return getattr(self.formed(), name)(*[a.formed() if isinstance(a, Pending) else a for a in args], **named)
 
     return run
 
 
+# What a tensor does itself with, in place too: copies and pickles of what is pending are those of the tensor.
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-_OTHERS = ("neg", "pos", "abs", "invert", "len", "iter", "bool", "float", "int", "eq", "ne", "lt", "le", "gt", "ge")
-_ITEMS = ("getitem", "setitem", "array")
-for _name in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OTHERS, *_ITEMS):
+_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+_SHIFTS = ("lshift", "rshift", "rlshift", "rrshift", "ilshift", "irshift")
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "contains")
+_OTHERS = ("neg", "pos", "abs", "invert", "len", "iter", "reversed", "bool", "float", "int", "index", "complex")
+_ITEMS = ("getitem", "setitem", "delitem", "array", "dlpack", "dlpack_device")
+_OF_OBJECTS = ("repr", "format", "deepcopy", "reduce_ex")
+_WITH_OTHERS = (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_IN_PLACE, *_SHIFTS, *_COMPARED)
+for _name in (*_WITH_OTHERS, *_OTHERS, *_ITEMS, *_OF_OBJECTS):
     setattr(Pending, f"__{_name}__", _of_formed(f"__{_name}__"))
 
 
-class Normed(Pending):
+class OfFew(Pending):
+    """What is pending in a layer of few rows: it was given its rows without gradients and outside of autocast."""
+
+    def __init__(self, rows: Tensor, width: int, dtype: Any) -> None:
+        super().__init__(rows, width, dtype)
+        self.version = _version(rows)
+
+    def making(self, **_: bool) -> Tensor:
+        self.check_rows()
+        if not torch.is_grad_enabled() and autocast_dtype(self.device.type) is None:
+            return self.of_rows()
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return self.of_rows()
+
+    def of_rows(self) -> Tensor:
+        raise NotImplementedError
+
+    def check_rows(self) -> None:
+        """Raises UsageError where rows are not what they were: no result would be that of the modules."""
+        if self.version != _version(self.rows):
+            rule = (
+                "rows that a norm or a linear layer of a replaced layer was given stay as they are until they are read"
+            )
+            hint = "normgen.torch.restore(the layer) leaves it to its own operations"
+            raise UsageError(rule, received="rows that were changed in place", hint=hint)
+
+
+def _version(rows: Tensor) -> int:
+    """How often a tensor was changed in place: one of inference mode does not count, nor what a compiler traces."""
+    return 0 if torch.compiler.is_compiling() or rows.is_inference() else int(rows._version)
+
+
+class Normed(OfFew):
     """What a norm gives, until products behind it have made it themselves.
 
     function, given, eps  one of `NORMS`, its rows and its weight
     original              the norm's own forward
-    found                 products that were made beside another one, by the names of their layers
+    found                 products that were made beside another one, by their layers, of what it is
     """
 
     def __init__(self, function: str, given: Sequence[Tensor], eps: float, original: Callable[..., Tensor]) -> None:
         super().__init__(given[0], given[0].shape[-1], given[0].dtype)
         self.function, self.given, self.eps, self.original = function, given, eps, original
-        self.found: dict[str, Tensor] = {}
+        self.found: dict[Any, Tensor] = {}
 
-    def making(self, **_: bool) -> Tensor:
+    def of_rows(self) -> Tensor:
+        self.found.clear()  # who forms it may change it in place
         return self.original(self.rows)
 
     def products(self, layers: Sequence[Any], where: str, gate: str = "") -> Any:
         """Its products with the weights of linear layers alike, and their biases, in one kernel; or their gate."""
+        self.check_rows()
         given = (*self.given, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
         return called(products_behind(self.function, len(layers), gate), given, (self.eps,), where)
 
 
-class Product(Pending):
+class Product(OfFew):
     """A linear layer's product with `weight` [cols, inner], until a residual is added to it, which its kernel does.
 
     where  as in `Site`
@@ -128,7 +172,7 @@ class Product(Pending):
         super().__init__(rows, weight.shape[0], rows.dtype)
         self.weight, self.where = weight, where
 
-    def making(self, **_: bool) -> Tensor:
+    def of_rows(self) -> Tensor:
         return torch.nn.functional.linear(self.rows, self.weight)
 
     @classmethod
@@ -139,8 +183,10 @@ class Product(Pending):
 
     def plus(self, other: Any) -> Tensor:
         is_alike = type(other) is torch.Tensor and (other.dtype, other.device) == (self.dtype, self.device)
-        if not is_alike or other.shape != self.shape or self.made is not None:
+        is_ours = is_alike and other.shape == self.shape and self.made is None
+        if not (is_ours and may_pend(self.rows, self.weight)):
             return self.formed() + (other.formed() if isinstance(other, Pending) else other)
+        self.check_rows()
         return called(_linear_add, (self.rows, other, self.weight.t()), (), self.where)
 
     __add__ = __radd__ = plus
@@ -160,24 +206,40 @@ def may_pend(x: Any, weight: Tensor) -> bool:
     """Whether what is made of rows and a weight may wait for its reader: of few rows, without gradients or autocast."""
     if type(x) is not torch.Tensor or torch.is_grad_enabled() or autocast_dtype(x.device.type) is not None:
         return False
+    if is_looked_on():
+        return False
     return is_worth_products(x, weight, of_many=False)
 
 
-def with_tensors(found: Any) -> Any:
-    """What a module returns, with the tensors that pending ones stand for."""
+def with_tensors(found: Any, deep: int = DEEP) -> Any:
+    """What a module returns, with the tensors that pending ones stand for, in containers up to `deep` in each other."""
     if isinstance(found, Pending):
         return found.formed(is_last=True)
-    if not _holds_pending(found):
+    if not _holds_pending(found, deep):
         return found
     if isinstance(found, (dict, list)):  # a compiler traces no `|`
         for key, value in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
-            found[key] = with_tensors(value)
+            found[key] = with_tensors(value, deep - 1)
         return found
-    parts = [with_tensors(value) for value in found]
+    if is_record(found):
+        for key, value in [*vars(found).items()]:
+            object.__setattr__(found, key, with_tensors(value, deep - 1))  # of a frozen one, too
+        return found
+    parts = [with_tensors(value, deep - 1) for value in found]
     return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
 
 
-def _holds_pending(found: Any) -> bool:
+def _holds_pending(found: Any, deep: int) -> bool:
+    if isinstance(found, Pending) or not deep:
+        return isinstance(found, Pending)
     if isinstance(found, (dict, list, tuple)):
-        return any(_holds_pending(value) for value in (found.values() if isinstance(found, dict) else found))
-    return isinstance(found, Pending)
+        parts = found.values() if isinstance(found, dict) else found
+    elif is_record(found):
+        parts = vars(found).values()
+    else:
+        return False
+    return any(_holds_pending(part, deep - 1) for part in parts)
+
+
+def is_record(found: Any) -> bool:
+    return hasattr(type(found), "__dataclass_fields__") and hasattr(found, "__dict__")

@@ -44,6 +44,7 @@ _SAME = 1e-4  # of a row's largest value: a module may compute in float32 what i
 _EQUAL = 0.99  # of the elements, where both sides round to a dtype: float32 sums in another order seldom show
 _PROBED = (0.0625, 1e-10, 100.0)  # values of eps: of a forward that takes one's maximum or minimum with a number, too
 _ANY_COLS = 48
+CHANGES = "its forward changes what it is given"
 _NO_COLUMNS = "its parameters are not [cols], or nothing says how many columns there are"
 _OF_TORCH = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.layer_norm, torch.rms_norm}
 
@@ -186,9 +187,11 @@ class _Probe:
             setattr(self.module, name, torch.nn.Parameter(value.to(dtype)))
         try:
             with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of dtypes that its caller may never mix
-                got = self.module.forward(x)
+                got = self.module.forward(given := x.clone())
         except Exception as error:
             raise FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
+        if not torch.equal(given, x):
+            raise FailedError(CHANGES)
         if not isinstance(got, torch.Tensor):
             raise FailedError(f"its forward returns a {type(got).__name__}")
         if got.shape != x.shape:
