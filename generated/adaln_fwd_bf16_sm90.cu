@@ -244,7 +244,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -454,8 +454,8 @@ adaln_fwd_bf16_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -464,11 +464,11 @@ adaln_fwd_bf16_team_per_row(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -481,9 +481,9 @@ adaln_fwd_bf16_team_per_row(
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
     const int batch = quotient(valid_row, rows_per_batch_inverse);
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    const bfloat16* scale_row = scale + static_cast<long long>(batch) * scale_pitch;
-    const bfloat16* shift_row = shift + static_cast<long long>(batch) * shift_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
+    const bfloat16* scale_row = scale + batch * scale_pitch;
+    const bfloat16* shift_row = shift + batch * shift_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -498,13 +498,12 @@ adaln_fwd_bf16_team_per_row(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Pass1 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -515,18 +514,16 @@ adaln_fwd_bf16_team_per_row(
       }
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_45b3 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -538,12 +535,12 @@ adaln_fwd_bf16_team_per_row(
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_45b3 pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -551,7 +548,7 @@ adaln_fwd_bf16_team_per_row(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         const Vec<bfloat16, kVector> scale_vec = read<kVector>(scale_row + first_col + step * kStride);
         const Vec<bfloat16, kVector> shift_vec = read<kVector>(shift_row + first_col + step * kStride);
@@ -602,21 +599,21 @@ adaln_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
   const int batch = quotient(row, rows_per_batch_inverse);
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* scale_row = scale + static_cast<long long>(batch) * scale_pitch;
-  const bfloat16* spec_shift_row = spec_shift + static_cast<long long>(batch) * spec_shift_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  const bfloat16* scale_row = scale + batch * scale_pitch;
+  const bfloat16* spec_shift_row = spec_shift + batch * spec_shift_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -624,13 +621,12 @@ adaln_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -646,18 +642,17 @@ adaln_fwd_bf16_any_cols_team_per_row(
     pass1_x_sum[0] += x_i;
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Pass2_a18e pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -673,12 +668,12 @@ adaln_fwd_bf16_any_cols_team_per_row(
     pass2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -686,7 +681,7 @@ adaln_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);

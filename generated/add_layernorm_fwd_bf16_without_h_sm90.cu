@@ -97,12 +97,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -278,7 +278,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -324,13 +324,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -535,8 +535,8 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
   __shared__ typename Team::template Slots<Pass1_3530> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_e551> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -548,7 +548,7 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
@@ -561,12 +561,12 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
   Vec<bfloat16, kVector> residual_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
+    const bfloat16* residual_row = residual + row * residual_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
         residual_next[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -579,7 +579,7 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -602,13 +602,12 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
       }
     }
 
-    Pass1_3530 pass1 = {0.0f};
-    float pass1_h_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_h_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         #pragma unroll
@@ -623,18 +622,16 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
       }
     }
 
-    pass1.h_sum = sum_in_pairs(pass1_h_sum);
+    Pass1_3530 pass1 = {sum_in_pairs(pass1_h_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.h_sum, kCols);
 
-    Pass2_e551 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum((h - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         #pragma unroll
@@ -649,7 +646,7 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_e551 pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
@@ -657,7 +654,7 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
@@ -716,16 +713,16 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
   __shared__ typename Team::template Slots<Pass1_8ab6> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_bf54> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(x_bias, kCols);
   Params::to_l2(weight, kCols);
@@ -740,7 +737,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -753,7 +750,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
@@ -764,15 +761,13 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
 
   Chain::at_loads();
 
-  Pass1_8ab6 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_rough_sum[kRunningSums] = {};
-  float pass1_h_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_h_rough_sum[kRunningSums] = {}, pass1_h_squares[kRunningSums] = {};
 
   // Pass 1: sum(h), sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
       #pragma unroll
@@ -788,8 +783,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
     }
   }
 
-  pass1.h_rough_sum = sum_in_pairs(pass1_h_rough_sum);
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1_8ab6 pass1 = {sum_in_pairs(pass1_h_rough_sum), sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_h_rough_mean = Division::of(pass1.h_rough_sum, kCols);
@@ -797,14 +791,13 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
   const float row_h_margin = row_h_left - 0.75f * pass1.h_squares;
 
   Pass2_bf54 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_h_shifted_sum[kRunningSums] = {};
-  float pass2_h_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_h_shifted_sum[kRunningSums] = {}, pass2_h_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_h_margin >= 0.0f)) : !(row_h_margin >= 0.0f)) {
     // Pass 2: sum(h - h_rough_mean), sum((h - h_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
         #pragma unroll
@@ -820,8 +813,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
       }
     }
 
-    pass2.h_shifted_sum = sum_in_pairs(pass2_h_shifted_sum);
-    pass2.h_shifted_squares = sum_in_pairs(pass2_h_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_h_shifted_sum), sum_in_pairs(pass2_h_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_h_margin >= 0.0f) {
@@ -834,7 +826,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -842,7 +834,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) x_bias_held[step] = read<kVector>(x_bias + first_col + step * kStride);
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
@@ -899,20 +891,20 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row(
   __shared__ typename Team::template Slots<Pass1_3530> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_e551> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  const bfloat16* residual2_row = residual2 + static_cast<long long>(row) * residual2_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  const bfloat16* residual_row = residual + row * residual_pitch;
+  const bfloat16* residual2_row = residual2 + row * residual2_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -920,13 +912,12 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row(
 
   Team::announce();
 
-  Pass1_3530 pass1 = {0.0f};
-  float pass1_h_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_h_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
@@ -964,18 +955,17 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row(
     pass1_h_sum[0] += h_i;
   }
 
-  pass1.h_sum = sum_in_pairs(pass1_h_sum);
+  Pass1_3530 pass1 = {sum_in_pairs(pass1_h_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.h_sum, cols);
 
-  Pass2_e551 pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((h - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
@@ -1013,12 +1003,12 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row(
     pass2_var_sum[0] += (h_i - row_mean) * (h_i - row_mean);
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_e551 pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -1026,7 +1016,7 @@ add_layernorm_fwd_bf16_any_cols_without_h_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);

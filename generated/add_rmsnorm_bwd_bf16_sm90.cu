@@ -99,12 +99,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -184,7 +184,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -335,13 +335,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_end() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -568,8 +568,8 @@ add_rmsnorm_bwd_bf16_team_per_row(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -580,7 +580,7 @@ add_rmsnorm_bwd_bf16_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -597,14 +597,14 @@ add_rmsnorm_bwd_bf16_team_per_row(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dh_row = dh + static_cast<long long>(row) * dh_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
+    const bfloat16* dh_row = dh + row * dh_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* h_row = h + row * h_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dh_next[step] = read<kVector, Load>(dh_row + first_col + step * kStride);
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
@@ -618,7 +618,7 @@ add_rmsnorm_bwd_bf16_team_per_row(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
@@ -642,14 +642,12 @@ add_rmsnorm_bwd_bf16_team_per_row(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dhhat_hhat_sum[kRunningSums] = {};
+    float pass1_dhhat_hhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dhhat * hhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -664,14 +662,14 @@ add_rmsnorm_bwd_bf16_team_per_row(
       }
     }
 
-    pass1.dhhat_hhat_sum = sum_in_pairs(pass1_dhhat_hhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dhhat_hhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd_dhhat_hhat_sum = Division::of(row_rstd * pass1.dhhat_hhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -713,7 +711,7 @@ add_rmsnorm_bwd_bf16_team_per_row(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -792,7 +790,7 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row(
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -800,27 +798,25 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row(
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dh_row = dh + static_cast<long long>(row) * dh_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+    bfloat16* dx_row = dx + row * dx_pitch;
+    const bfloat16* dh_row = dh + row * dh_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* h_row = h + row * h_pitch;
+    // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dh_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int first_col = head + lane * kVector;
+    const int first_col = head + row_thread * kVector;
     const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dhhat_hhat_sum[kRunningSums] = {};
+    float pass1_dhhat_hhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dhhat * hhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
@@ -850,14 +846,14 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row(
       pass1_dhhat_hhat_sum[0] += dhhat_i * hhat_i;
     }
 
-    pass1.dhhat_hhat_sum = sum_in_pairs(pass1_dhhat_hhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dhhat_hhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd_dhhat_hhat_sum = Division::of(row_rstd * pass1.dhhat_hhat_sum, cols);
 
     // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + first_col + step * kStride);

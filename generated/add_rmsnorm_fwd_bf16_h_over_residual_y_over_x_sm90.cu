@@ -134,12 +134,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -330,7 +330,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -426,13 +426,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -633,7 +633,7 @@ struct Pass1 {  // state of pass 1: sum(h**2)
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_6592(
+add_rmsnorm_fwd_bf16_team_per_row_8887(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -656,15 +656,15 @@ add_rmsnorm_fwd_bf16_team_per_row_6592(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* x_row = x + valid_row * x_pitch;
+  bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -677,7 +677,7 @@ add_rmsnorm_fwd_bf16_team_per_row_6592(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read_first<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
@@ -688,7 +688,7 @@ add_rmsnorm_fwd_bf16_team_per_row_6592(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -697,14 +697,12 @@ add_rmsnorm_fwd_bf16_team_per_row_6592(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -721,19 +719,19 @@ add_rmsnorm_fwd_bf16_team_per_row_6592(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -759,7 +757,7 @@ add_rmsnorm_fwd_bf16_team_per_row_6592(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_4110(
+add_rmsnorm_fwd_bf16_team_per_row_5be7(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -782,15 +780,15 @@ add_rmsnorm_fwd_bf16_team_per_row_4110(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* x_row = x + valid_row * x_pitch;
+  bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -804,7 +802,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4110(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read_first<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
@@ -815,7 +813,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4110(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -824,14 +822,12 @@ add_rmsnorm_fwd_bf16_team_per_row_4110(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -849,19 +845,19 @@ add_rmsnorm_fwd_bf16_team_per_row_4110(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -907,15 +903,15 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* x_row = x + valid_row * x_pitch;
+  bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -928,7 +924,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read_first<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
@@ -939,7 +935,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -948,14 +944,12 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -972,7 +966,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -980,7 +974,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1026,18 +1020,18 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* x_row = x + row * x_pitch;
+  bfloat16* residual_row = residual + row * residual_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1045,14 +1039,12 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + first_col + step * kStride);
@@ -1074,19 +1066,19 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row(
     pass1_h_squares[0] += h_i * h_i;
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + first_col + step * kStride);
@@ -1295,21 +1287,21 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  64, 2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols2048>>}},
-    {  64, 2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols2880>>}},
-    {  64, 3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols3072>>}},
-    {  64, 3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4110<Cols3584>>}},
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_b5b1>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_9794>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_97f7>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{512, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols4096_d5ea>>}},
-    {  64, 5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4110<Cols5120>>}},
+    {  64, 2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols2048>>}},
+    {  64, 2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols2880>>}},
+    {  64, 3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols3072>>}},
+    {  64, 3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols3584>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_b5b1>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_9794>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_97f7>>}},
+    {4096, 4096, 16, 0u, 2u, false, {{512, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_d5ea>>}},
+    {  64, 5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols5120>>}},
     {   1, 7168,  8, 2u, 2u, false, {{256},
      run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row<Cols7168_d1cf>>}},
-    {  16, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4110<Cols7168_3942>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols7168_1097>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols7168_5973>>}},
-    {  64, 8192, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_6592<Cols8192>>}},
+    {  16, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols7168_3942>>}},
+    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols7168_1097>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols7168_5973>>}},
+    {  64, 8192, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols8192>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -318,7 +318,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -495,7 +495,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
 template <int kBlocks, int kBlockThreads>
 struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
   static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
@@ -859,7 +859,7 @@ struct Pass1 {  // state of pass 1: sum(h**2)
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_ad08(
+add_rmsnorm_fwd_bf16_team_per_row_81ce(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -886,17 +886,17 @@ add_rmsnorm_fwd_bf16_team_per_row_ad08(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -909,7 +909,7 @@ add_rmsnorm_fwd_bf16_team_per_row_ad08(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -920,7 +920,7 @@ add_rmsnorm_fwd_bf16_team_per_row_ad08(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -929,14 +929,12 @@ add_rmsnorm_fwd_bf16_team_per_row_ad08(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -953,19 +951,19 @@ add_rmsnorm_fwd_bf16_team_per_row_ad08(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -989,7 +987,7 @@ add_rmsnorm_fwd_bf16_team_per_row_ad08(
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_dbbc(
+add_rmsnorm_fwd_bf16_team_per_row_758c(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1016,17 +1014,17 @@ add_rmsnorm_fwd_bf16_team_per_row_dbbc(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1040,7 +1038,7 @@ add_rmsnorm_fwd_bf16_team_per_row_dbbc(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1051,7 +1049,7 @@ add_rmsnorm_fwd_bf16_team_per_row_dbbc(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1060,14 +1058,12 @@ add_rmsnorm_fwd_bf16_team_per_row_dbbc(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1085,19 +1081,19 @@ add_rmsnorm_fwd_bf16_team_per_row_dbbc(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1119,7 +1115,7 @@ add_rmsnorm_fwd_bf16_team_per_row_dbbc(
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_065b(
+add_rmsnorm_fwd_bf16_team_per_row_7da3(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1144,8 +1140,8 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1156,7 +1152,7 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1167,12 +1163,12 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
   Vec<bfloat16, kVector> residual_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
+    const bfloat16* residual_row = residual + row * residual_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
         residual_next[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1185,8 +1181,8 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* h_row = h + valid_row * h_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1208,14 +1204,12 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
+    float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float h_values[kVector];
         #pragma unroll
@@ -1233,18 +1227,18 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
       }
     }
 
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1269,7 +1263,7 @@ add_rmsnorm_fwd_bf16_team_per_row_065b(
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_team_per_row_cadf(
+add_rmsnorm_fwd_bf16_team_per_row_51bb(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1294,8 +1288,8 @@ add_rmsnorm_fwd_bf16_team_per_row_cadf(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1306,7 +1300,7 @@ add_rmsnorm_fwd_bf16_team_per_row_cadf(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1317,12 +1311,12 @@ add_rmsnorm_fwd_bf16_team_per_row_cadf(
   Vec<bfloat16, kVector> residual_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
+    const bfloat16* residual_row = residual + row * residual_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
         residual_next[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1335,8 +1329,8 @@ add_rmsnorm_fwd_bf16_team_per_row_cadf(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* h_row = h + valid_row * h_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1357,14 +1351,12 @@ add_rmsnorm_fwd_bf16_team_per_row_cadf(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
+    float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float h_values[kVector];
         #pragma unroll
@@ -1381,18 +1373,18 @@ add_rmsnorm_fwd_bf16_team_per_row_cadf(
       }
     }
 
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1443,20 +1435,20 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* h_row = h + row * h_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  const bfloat16* residual_row = residual + row * residual_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1464,14 +1456,12 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
@@ -1493,19 +1483,19 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row(
     pass1_h_squares[0] += h_i * h_i;
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1709,62 +1699,62 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1,   896,  8, 0u, 2u, false, {{32}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols896_32a4>>}},
-    {  64,   896, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols896_498d>>}},
-    {4096,   896,  8, 0u, 2u, false, {{128, 4}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols896_c0b9>>}},
-    {   1,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1024_43f5>>}},
-    {  64,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1024_c0ad>>}},
-    {4096,  1024, 16, 0u, 2u, false, {{256, 8}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1024_133c>>}},
-    {   1,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1536_db42>>}},
-    {  64,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1536_db42>>}},
-    {4096,  1536, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols1536_127f>>}},
-    {   1,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2048_cc48>>}},
-    {  64,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2048_6aa5>>}},
-    {4096,  2048, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2048_c534>>}},
-    {   1,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols2560_ab6f>>}},
-    {  64,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2560_6340>>}},
+    {   1,   896,  8, 0u, 2u, false, {{32}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols896_32a4>>}},
+    {  64,   896, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols896_498d>>}},
+    {4096,   896,  8, 0u, 2u, false, {{128, 4}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols896_c0b9>>}},
+    {   1,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_43f5>>}},
+    {  64,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_c0ad>>}},
+    {4096,  1024, 16, 0u, 2u, false, {{256, 8}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_133c>>}},
+    {   1,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1536_db42>>}},
+    {  64,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1536_db42>>}},
+    {4096,  1536, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1536_127f>>}},
+    {   1,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2048_cc48>>}},
+    {  64,  2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2048_6aa5>>}},
+    {4096,  2048, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2048_c534>>}},
+    {   1,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols2560_ab6f>>}},
+    {  64,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2560_6340>>}},
     {4096,  2560, 16, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_065b<Cols2560_b188>>}},
-    {   1,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2880_84d2>>}},
-    {  64,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols2880_bed1>>}},
-    {4096,  2880,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols2880_8f49>>}},
-    {   1,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3072_2a3e>>}},
-    {  64,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3072_2a3e>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_7da3<Cols2560_b188>>}},
+    {   1,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2880_84d2>>}},
+    {  64,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2880_bed1>>}},
+    {4096,  2880,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols2880_8f49>>}},
+    {   1,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3072_2a3e>>}},
+    {  64,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3072_2a3e>>}},
     {4096,  3072,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_cadf<Cols3072_bfd6>>}},
-    {   1,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3584_75aa>>}},
-    {  64,  3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols3584_a3f3>>}},
-    {4096,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols3584_907e>>}},
-    {   1,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_df92>>}},
-    {  16,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_cb17>>}},
-    {  64,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_cb17>>}},
-    { 256,  4096,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols4096_c8f5>>}},
-    {1024,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_1610>>}},
-    {4096,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols4096_f2df>>}},
-    {   1,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols5120_f32c>>}},
-    {  64,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols5120_7a81>>}},
-    {4096,  5120,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols5120_4c5b>>}},
-    {   1,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols6144_c7ae>>}},
-    {  64,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols6144_4444>>}},
-    {4096,  6144,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols6144_5db9>>}},
-    {   1,  7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols7168_62c9>>}},
-    {  16,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols7168_3942>>}},
-    {  64,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_1639>>}},
-    { 256,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_1639>>}},
-    {1024,  7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_dbbc<Cols7168_d14f>>}},
-    {4096,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols7168_dde7>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_51bb<Cols3072_bfd6>>}},
+    {   1,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3584_75aa>>}},
+    {  64,  3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols3584_a3f3>>}},
+    {4096,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3584_907e>>}},
+    {   1,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_df92>>}},
+    {  16,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_cb17>>}},
+    {  64,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_cb17>>}},
+    { 256,  4096,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols4096_c8f5>>}},
+    {1024,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_1610>>}},
+    {4096,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_f2df>>}},
+    {   1,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols5120_f32c>>}},
+    {  64,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols5120_7a81>>}},
+    {4096,  5120,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols5120_4c5b>>}},
+    {   1,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_c7ae>>}},
+    {  64,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_4444>>}},
+    {4096,  6144,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_5db9>>}},
+    {   1,  7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols7168_62c9>>}},
+    {  16,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols7168_3942>>}},
+    {  64,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_1639>>}},
+    { 256,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_1639>>}},
+    {1024,  7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols7168_d14f>>}},
+    {4096,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_dde7>>}},
     {   1,  8192, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols8192_018c>>}},
-    {  64,  8192,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols8192_40bc>>}},
-    {4096,  8192,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols8192_283f>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols8192_018c>>}},
+    {  64,  8192,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols8192_40bc>>}},
+    {4096,  8192,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols8192_283f>>}},
     {   1, 12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols12288_0cc1>>}},
-    {  64, 12288,  8, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols12288_c2c2>>}},
-    {4096, 12288, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols12288_4de2>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_0cc1>>}},
+    {  64, 12288,  8, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_c2c2>>}},
+    {4096, 12288, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_4de2>>}},
     {   1, 16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols16384_b360>>}},
-    {  64, 16384,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols16384_6c5c>>}},
-    {4096, 16384, 16, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_ad08<Cols16384_ea28>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols16384_b360>>}},
+    {  64, 16384,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols16384_6c5c>>}},
+    {4096, 16384, 16, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols16384_ea28>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -123,12 +123,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -348,7 +348,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -444,13 +444,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -592,7 +592,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
 // kGroup         columns
-// kGroupVectors  lanes that own one
+// kGroupVectors  threads that own one
 // kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
@@ -629,7 +629,7 @@ struct Pass1 {  // state of pass 1: sum(h**2)
 // scale is column-major.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -660,20 +660,20 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
   float* scale_row = scale + valid_row;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -686,7 +686,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
@@ -697,7 +697,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -706,14 +706,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -730,7 +728,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -738,7 +736,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -771,7 +769,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
-        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
+        scale_row[(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
     }
   }
@@ -784,7 +782,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b(
 // scale is column-major.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_df3f(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -815,20 +813,20 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
   float* scale_row = scale + valid_row;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -841,7 +839,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
@@ -852,7 +850,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -861,14 +859,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -885,7 +881,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -893,7 +889,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -926,7 +922,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c(
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group && active) {
-        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
+        scale_row[(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
     }
   }
@@ -966,33 +962,31 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
       kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
   float* scale_row = scale + row;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  bfloat16* residual_row = residual + row * residual_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + first_col + step * kStride);
@@ -1006,7 +1000,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
@@ -1014,7 +1008,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1057,7 +1051,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
       pack(q_vec, q_values);
       write<Store>(q_row + first_col + step * kStride, q_vec);
       if (leads_group) {
-        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
+        scale_row[(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
     }
   }
@@ -1223,21 +1217,21 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols4096_8fc8>>}},
     {4096, 4096, 16, 0u, 0u, false, {{512, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_814c<Cols4096_fe54>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_df3f<Cols4096_fe54>>}},
     {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_69b6>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols7168_69b6>>}},
     {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_69b6>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols7168_69b6>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_79c3>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols7168_79c3>>}},
     {4096, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_694b<Cols7168_4d9e>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_313b<Cols7168_4d9e>>}},
 };
 
 // For any cols.

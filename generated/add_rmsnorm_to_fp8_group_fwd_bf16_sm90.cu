@@ -140,12 +140,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -290,7 +290,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -491,13 +491,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -638,7 +638,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
 // kGroup         columns
-// kGroupVectors  lanes that own one
+// kGroupVectors  threads that own one
 // kGroupStride   groups from one vector of a thread to its next
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
@@ -697,7 +697,7 @@ struct Pass1 {  // state of pass 1: sum(h**2)
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -730,21 +730,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -757,7 +757,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -768,7 +768,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -777,14 +777,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -801,7 +799,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -809,7 +807,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -853,7 +851,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_75f5(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -885,10 +883,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -899,7 +897,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -910,12 +908,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
   Vec<bfloat16, kVector> residual_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
+    const bfloat16* residual_row = residual + row * residual_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
         residual_next[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -928,10 +926,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-    float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+    bfloat16* h_row = h + valid_row * h_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
+    float8_e4m3* q_row = q + valid_row * q_pitch;
+    float* scale_row = scale + valid_row * scale_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -953,14 +951,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
+    float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float h_values[kVector];
         #pragma unroll
@@ -978,14 +974,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
       }
     }
 
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1030,7 +1026,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_8080(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1063,21 +1059,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1090,7 +1086,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1101,7 +1097,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1110,14 +1106,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1134,7 +1128,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1142,7 +1136,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1186,7 +1180,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7ebc(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1219,21 +1213,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1247,7 +1241,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1258,7 +1252,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1267,14 +1261,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1292,7 +1284,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1300,7 +1292,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1342,7 +1334,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a1b3(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1375,21 +1367,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1402,7 +1394,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1413,7 +1405,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1422,14 +1414,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1446,7 +1436,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1454,7 +1444,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1498,7 +1488,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_436f(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1531,21 +1521,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1559,7 +1549,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1570,7 +1560,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1579,14 +1569,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1604,7 +1592,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1612,7 +1600,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1654,7 +1642,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4263(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1687,21 +1675,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1714,7 +1702,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1725,7 +1713,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1734,14 +1722,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1758,7 +1744,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1766,7 +1752,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1810,7 +1796,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b17(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1843,21 +1829,21 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1871,7 +1857,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1882,7 +1868,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1891,14 +1877,12 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1916,7 +1900,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1924,7 +1908,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1995,34 +1979,32 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
       kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+  bfloat16* h_row = h + row * h_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  float* scale_row = scale + row * scale_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  const bfloat16* residual_row = residual + row * residual_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
@@ -2036,7 +2018,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
@@ -2044,7 +2026,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -2256,37 +2238,37 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  64, 2048, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols2048_3f50>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols2048_3f50>>}},
     {4096, 2048, 16, 0u, 0u, false, {{256, 4, false, 0, 0, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_675d<Cols2048_f90b>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_75f5<Cols2048_f90b>>}},
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols4096_8fc8>>}},
     { 256, 4096, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e092<Cols4096_68b0>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_8080<Cols4096_68b0>>}},
     {1024, 4096, 16, 0u, 0u, false, {{128, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_823a<Cols4096_bb5f>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7ebc<Cols4096_bb5f>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0<Cols4096_43e8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a1b3<Cols4096_43e8>>}},
     {  64, 5120, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e66e<Cols5120_489e>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_436f<Cols5120_489e>>}},
     {4096, 5120, 16, 0u, 0u, false, {{128},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols5120_e7bc>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols5120_e7bc>>}},
     {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols7168_69b6>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_69b6>>}},
     {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols7168_69b6>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_69b6>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d7d9<Cols7168_69b6>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_69b6>>}},
     { 256, 7168, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1577<Cols7168_9327>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4263<Cols7168_9327>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_3db8<Cols7168_fcde>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b17<Cols7168_fcde>>}},
     {4096, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_69c0<Cols7168_c903>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a1b3<Cols7168_c903>>}},
 };
 
 // For any cols.

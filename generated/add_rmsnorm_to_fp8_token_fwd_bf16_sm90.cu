@@ -275,7 +275,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -643,7 +643,7 @@ struct Pass2_c723 {  // state of pass 2: absmax(y)
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -674,18 +674,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -700,7 +700,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -711,7 +711,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -720,14 +720,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -744,7 +742,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -754,7 +752,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -774,14 +772,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
       divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -811,7 +809,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_151a(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -842,18 +840,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -870,7 +868,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -881,7 +879,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -890,14 +888,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -915,7 +911,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -925,7 +921,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -944,14 +940,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
       divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       float q_values[kVector];
@@ -976,7 +972,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3d9d(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1007,18 +1003,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1033,7 +1029,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1044,7 +1040,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1053,14 +1049,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1077,7 +1071,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1087,7 +1081,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1106,14 +1100,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
   const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1143,7 +1137,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_083e(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1174,18 +1168,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1200,7 +1194,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1211,7 +1205,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1220,14 +1214,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1244,7 +1236,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1254,7 +1246,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1273,14 +1265,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
   const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1310,7 +1302,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_ba13(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1341,18 +1333,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1369,7 +1361,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1380,7 +1372,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1389,14 +1381,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1414,7 +1404,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1424,7 +1414,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1442,14 +1432,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
   const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       float q_values[kVector];
@@ -1474,7 +1464,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_36e4(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1505,18 +1495,18 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1531,7 +1521,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
   // Read the row of x and residual once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1542,7 +1532,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1551,14 +1541,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float h_values[kVector];
       #pragma unroll
@@ -1575,7 +1563,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
@@ -1585,7 +1573,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1605,14 +1593,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af(
       divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1671,17 +1659,17 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+  bfloat16* h_row = h + row * h_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  const bfloat16* residual_row = residual + row * residual_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1690,14 +1678,12 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
@@ -1711,7 +1697,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
@@ -1721,7 +1707,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
   // Pass 2: absmax(y)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + first_col + step * kStride);
@@ -1743,14 +1729,14 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
   const float row_scale = maximum(amax_min, minimum(scale_ub_value, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + first_col + step * kStride);
@@ -1945,29 +1931,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols4096_b5b1>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols4096_b5b1>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3933<Cols4096_7fa1>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_151a<Cols4096_7fa1>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols4096_f17b>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols4096_f17b>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6d20<Cols4096_97f7>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3d9d<Cols4096_97f7>>}},
     {1024, 4096, 16, 2u, 2u, false, {{256, 2},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols4096_e193>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_083e<Cols4096_e193>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols4096_d0ac>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_083e<Cols4096_d0ac>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols7168_4f73>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_4f73>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols7168_4f73>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_4f73>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7316<Cols7168_4f73>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_4f73>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7887<Cols7168_3a62>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_ba13<Cols7168_3a62>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_6ab2<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_083e<Cols7168_fe33>>}},
     {4096, 7168, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_44af<Cols7168_186a>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_36e4<Cols7168_186a>>}},
 };
 
 // For any cols.

@@ -196,12 +196,12 @@ __device__ __forceinline__ void mbarrier_cluster_fence() {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -436,7 +436,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -498,13 +498,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -707,14 +707,14 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_ed4f> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -734,7 +734,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read_first<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -743,12 +743,12 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row(
   Chain::at_loads();
 
   Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: online_softmax(x), sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float x_max_new_max = pass1.x_max;
       float x_max_sums[kRunningSums] = {};
@@ -783,14 +783,14 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     loss[row] = row_loss;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const int label_place = column_of(row_label) - vector * kVector;
       float dlogits_values[kVector];
@@ -848,8 +848,8 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
   __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long arrived;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -875,7 +875,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int row) {
-    bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    bfloat16* x_row = x + row * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -901,7 +901,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    bfloat16* x_row = x + row * x_pitch;
     const float row_label = label_next;
     const float grad_scale_value = grad_scale[0];
     const float row_right_sum = taken(x_row, row_label, kCols);
@@ -919,7 +919,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
@@ -930,12 +930,12 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
     if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row);
 
     Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: online_softmax(x), sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float x_max_new_max = pass1.x_max;
         float x_max_sums[kRunningSums] = {};
@@ -969,14 +969,14 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
     const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
-    if (lane == 0) {
+    if (row_thread == 0) {
       loss[row] = row_loss;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         const int label_place = column_of(row_label) - vector * kVector;
         float dlogits_values[kVector];
@@ -1014,7 +1014,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e3c4(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -1037,17 +1037,17 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
   __shared__ typename Team::template Slots<Pass1_1549> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1065,12 +1065,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
   Team::announce();
 
   Pass1_1549 pass1 = {__int_as_float(0xff800000), 0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1095,13 +1095,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
   const float row_smooth_part = Division::of(pass1.x_sum, cols) - row_max;
   const float row_right_part = row_right_sum - row_max;
 
-  Pass2 pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1117,7 +1116,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
     pass2_row_sum[0] += expf(x_i - row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2 pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_lse = row_max + logf(pass2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f;
@@ -1127,7 +1126,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass2.row_sum;
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     loss[row] = row_loss;
     lse[row] = row_lse;
   }
@@ -1135,7 +1134,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
@@ -1183,7 +1182,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dd2d(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -1206,17 +1205,17 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
   __shared__ typename Team::template Slots<Pass1_1549> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1234,12 +1233,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
   Team::announce();
 
   Pass1_1549 pass1 = {__int_as_float(0xff800000), 0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1264,13 +1263,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
   const float row_smooth_part = Division::of(pass1.x_sum, cols) - row_max;
   const float row_right_part = row_right_sum - row_max;
 
-  Pass2 pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1286,7 +1284,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
     pass2_row_sum[0] += expf(x_i - row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2 pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_lse = row_max + logf(pass2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f;
@@ -1296,7 +1294,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass2.row_sum;
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     loss[row] = row_loss;
     lse[row] = row_lse;
   }
@@ -1304,7 +1302,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
@@ -1514,8 +1512,8 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_d64d<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_aedd<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e3c4<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dd2d<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -196,12 +196,12 @@ __device__ __forceinline__ void mbarrier_cluster_fence() {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -432,7 +432,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -485,13 +485,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -660,7 +660,7 @@ struct Pass2 {  // state of pass 2: sum(exp(x - row_max))
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ec6a(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_26bb(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -684,15 +684,15 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ec6a(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_ed4f> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(valid_row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* dlogits_row = dlogits + valid_row * dlogits_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -712,7 +712,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ec6a(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -721,12 +721,12 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ec6a(
   Chain::at_loads();
 
   Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: online_softmax(x), sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float x_max_new_max = pass1.x_max;
       float x_max_sums[kRunningSums] = {};
@@ -761,14 +761,14 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ec6a(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     loss[row] = row_loss;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const int label_place = column_of(row_label) - vector * kVector;
       float dlogits_values[kVector];
@@ -827,8 +827,8 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
   __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long arrived;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -854,7 +854,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -880,8 +880,8 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    bfloat16* dlogits_row = dlogits + row * dlogits_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     const float row_label = label_next;
     const float grad_scale_value = grad_scale[0];
     const float row_right_sum = taken(x_row, row_label, kCols);
@@ -899,7 +899,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
@@ -910,12 +910,12 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
     if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row);
 
     Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: online_softmax(x), sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float x_max_new_max = pass1.x_max;
         float x_max_sums[kRunningSums] = {};
@@ -949,14 +949,14 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
     const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
-    if (lane == 0) {
+    if (row_thread == 0) {
       loss[row] = row_loss;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         const int label_place = column_of(row_label) - vector * kVector;
         float dlogits_values[kVector];
@@ -993,7 +993,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_cad6(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -1020,16 +1020,16 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
   __shared__ typename Team::template Slots<Pass1_ed4f> pass1_slots;
   __shared__ unsigned long long arrived;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(valid_row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* dlogits_row = dlogits + valid_row * dlogits_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1057,7 +1057,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1066,12 +1066,12 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
   Chain::at_loads();
 
   Pass1_ed4f pass1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: online_softmax(x), sum(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float x_max_new_max = pass1.x_max;
       float x_max_sums[kRunningSums] = {};
@@ -1096,7 +1096,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
 
   #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -1133,14 +1133,14 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass1.row_sum;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     loss[row] = row_loss;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const int label_place = column_of(row_label) - vector * kVector;
       float dlogits_values[kVector];
@@ -1169,7 +1169,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
 
   #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const int label_place = column_of(row_label) - vector * kVector;
       const Vec<bfloat16, kVector> x_vec =
@@ -1204,7 +1204,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_7fed(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1229,18 +1229,18 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
   __shared__ typename Team::template Slots<Pass1_1549> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* dlogits_row = dlogits + row * dlogits_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1258,12 +1258,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
   Team::announce();
 
   Pass1_1549 pass1 = {__int_as_float(0xff800000), 0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1288,13 +1288,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
   const float row_smooth_part = Division::of(pass1.x_sum, cols) - row_max;
   const float row_right_part = row_right_sum - row_max;
 
-  Pass2 pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1310,7 +1309,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
     pass2_row_sum[0] += expf(x_i - row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2 pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_lse = row_max + logf(pass2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f;
@@ -1320,7 +1319,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass2.row_sum;
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     loss[row] = row_loss;
     lse[row] = row_lse;
   }
@@ -1328,7 +1327,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
@@ -1375,7 +1374,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dcab(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1400,18 +1399,18 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
   __shared__ typename Team::template Slots<Pass1_1549> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* dlogits_row = dlogits + row * dlogits_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1429,12 +1428,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
   Team::announce();
 
   Pass1_1549 pass1 = {__int_as_float(0xff800000), 0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1459,13 +1458,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
   const float row_smooth_part = Division::of(pass1.x_sum, cols) - row_max;
   const float row_right_part = row_right_sum - row_max;
 
-  Pass2 pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1481,7 +1479,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
     pass2_row_sum[0] += expf(x_i - row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2 pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_lse = row_max + logf(pass2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(pass2.row_sum) - row_smooth_part) : 0.0f;
@@ -1491,7 +1489,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / pass2.row_sum;
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     loss[row] = row_loss;
     lse[row] = row_lse;
   }
@@ -1499,7 +1497,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
@@ -1704,17 +1702,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, true},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ec6a<Cols32000>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_26bb<Cols32000>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
      run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row<Cols128256>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_0614<Cols151936>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_cad6<Cols151936>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_b0e7<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_c733<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_7fed<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dcab<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

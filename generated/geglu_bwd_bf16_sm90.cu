@@ -240,7 +240,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -290,15 +290,15 @@ geglu_bwd_bf16_block_per_part(
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
-  bfloat16* dgate_row = dgate + static_cast<long long>(row) * dgate_pitch;
-  bfloat16* dup_row = dup + static_cast<long long>(row) * dup_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+  bfloat16* dgate_row = dgate + row * dgate_pitch;
+  bfloat16* dup_row = dup + row * dup_pitch;
+  const bfloat16* dy_row = dy + row * dy_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -310,7 +310,7 @@ geglu_bwd_bf16_block_per_part(
   // Read the row of dy and gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       dy_held[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
       gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
@@ -323,7 +323,7 @@ geglu_bwd_bf16_block_per_part(
   // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float dgate_values[kVector];
       float dup_values[kVector];
@@ -375,21 +375,21 @@ geglu_bwd_bf16_any_cols_team_per_row(
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kUnroll = Config::kUnroll;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* dgate_row = dgate + static_cast<long long>(row) * dgate_pitch;
-  bfloat16* dup_row = dup + static_cast<long long>(row) * dup_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* dgate_row = dgate + row * dgate_pitch;
+  bfloat16* dup_row = dup + row * dup_pitch;
+  const bfloat16* dy_row = dy + row * dy_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -398,7 +398,7 @@ geglu_bwd_bf16_any_cols_team_per_row(
   // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + first_col + step * kStride);

@@ -253,7 +253,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -679,7 +679,7 @@ struct Pass1 {  // state of pass 1: sum(h**2)
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -702,15 +702,15 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -722,7 +722,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -732,7 +732,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -741,14 +741,12 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -759,19 +757,19 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -794,7 +792,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4(
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -815,8 +813,8 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -827,7 +825,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -837,11 +835,11 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -853,7 +851,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -872,14 +870,12 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
+    float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -890,18 +886,18 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
       }
     }
 
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -927,7 +923,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e(
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -950,15 +946,15 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -971,7 +967,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -981,7 +977,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -990,14 +986,12 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1009,19 +1003,19 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
     }
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1043,7 +1037,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621(
 // gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8ba3(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1064,8 +1058,8 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1076,7 +1070,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1086,11 +1080,11 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1102,7 +1096,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1122,14 +1116,12 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
+    float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1141,18 +1133,18 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
       }
     }
 
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1178,7 +1170,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_3801(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1199,8 +1191,8 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -1215,7 +1207,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1225,11 +1217,11 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1241,7 +1233,7 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1260,14 +1252,12 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_h_squares[kRunningSums] = {};
+    float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(h**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1278,18 +1268,18 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b(
       }
     }
 
-    pass1.h_squares = sum_in_pairs(pass1_h_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1337,19 +1327,19 @@ gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  const bfloat16* residual_row = residual + row * residual_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -1357,14 +1347,12 @@ gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_h_squares[kRunningSums] = {};
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(h**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> residual_vec = residual != nullptr ?
@@ -1388,19 +1376,19 @@ gemma_rmsnorm_fwd_bf16_any_cols_without_h_team_per_row(
     pass1_h_squares[0] += h_i * h_i;
   }
 
-  pass1.h_squares = sum_in_pairs(pass1_h_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, cols));
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1593,59 +1581,59 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {    32,  128,  8, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols128_4c0f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_4c0f>>}},
     {  2048,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols128_5429>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_5429>>}},
     {131072,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols128_5429>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_5429>>}},
     {    32,  256,  8, 1u, 3u, false, {{256, 4}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols256_3ff0>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_3ff0>>}},
     {  2048,  256, 16, 1u, 3u, false, {{256, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols256_bc1b>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_bc1b>>}},
     {131072,  256, 16, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols256_ad4d>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_ad4d>>}},
     {     1, 1152,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols1152_e126>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_e126>>}},
     {    64, 1152,  8, 1u, 3u, false, {{128, 2}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols1152_293b>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_293b>>}},
     {  4096, 1152,  8, 1u, 3u, false, {{128, 4, false, 0, 0, 4}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols1152_6ff3>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols1152_6ff3>>}},
     {     1, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2304_ad7c>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_ad7c>>}},
     {    64, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2304_ad7c>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_ad7c>>}},
     {  4096, 2304, 16, 1u, 3u, false, {{64, 2, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols2304_f2b1>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols2304_f2b1>>}},
     {     1, 2560,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2560_cce8>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2560_cce8>>}},
     {    64, 2560,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols2560_a29f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2560_a29f>>}},
     {  4096, 2560,  8, 1u, 3u, false, {{64}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols2560_182d>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols2560_182d>>}},
     {     1, 3584, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3584_e66f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3584_e66f>>}},
     {    64, 3584,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3584_78ff>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3584_78ff>>}},
     {  4096, 3584, 16, 1u, 3u, false, {{128, 4, false, 0, 0, 2}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8b2f<Cols3584_48d2>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8ba3<Cols3584_48d2>>}},
     {     1, 3840, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3840_4fe4>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3840_4fe4>>}},
     {    64, 3840,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols3840_c2c3>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3840_c2c3>>}},
     {  4096, 3840,  8, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols3840_418c>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols3840_418c>>}},
     {     1, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols4608_2303>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols4608_2303>>}},
     {    64, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols4608_5089>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols4608_5089>>}},
     {  4096, 4608,  8, 1u, 3u, false, {{256, 4, false, 0, 0, 2}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_f04e<Cols4608_8b93>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols4608_8b93>>}},
     {     1, 5376,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_c621<Cols5376_f0a6>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols5376_f0a6>>}},
     {    64, 5376,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_43f4<Cols5376_cea4>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols5376_cea4>>}},
     {  4096, 5376,  8, 1u, 3u, false, {{128, 2, false, 0, 0, 4}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_019b<Cols5376_e0fb>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_3801<Cols5376_e0fb>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -195,12 +195,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -280,7 +280,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -431,13 +431,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_end() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -698,7 +698,7 @@ struct Pass1 {  // state of pass 1: sum(dxhat * xhat), sum(dxhat)
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_bwd_bf16_team_per_row_459c(
+layernorm_bwd_bf16_team_per_row_d135(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -726,8 +726,8 @@ layernorm_bwd_bf16_team_per_row_459c(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -742,7 +742,7 @@ layernorm_bwd_bf16_team_per_row_459c(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -760,14 +760,14 @@ layernorm_bwd_bf16_team_per_row_459c(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     mean_next = mean[row];
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -780,7 +780,7 @@ layernorm_bwd_bf16_team_per_row_459c(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
@@ -803,15 +803,13 @@ layernorm_bwd_bf16_team_per_row_459c(
       }
     }
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -827,8 +825,7 @@ layernorm_bwd_bf16_team_per_row_459c(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -836,7 +833,7 @@ layernorm_bwd_bf16_team_per_row_459c(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -879,7 +876,7 @@ layernorm_bwd_bf16_team_per_row_459c(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -947,7 +944,7 @@ layernorm_bwd_bf16_finish(
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_bwd_bf16_team_per_row_0672(
+layernorm_bwd_bf16_team_per_row_1d76(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -975,8 +972,8 @@ layernorm_bwd_bf16_team_per_row_0672(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -987,7 +984,7 @@ layernorm_bwd_bf16_team_per_row_0672(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1005,14 +1002,14 @@ layernorm_bwd_bf16_team_per_row_0672(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     mean_next = mean[row];
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1025,7 +1022,7 @@ layernorm_bwd_bf16_team_per_row_0672(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
@@ -1048,15 +1045,13 @@ layernorm_bwd_bf16_team_per_row_0672(
       }
     }
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -1072,8 +1067,7 @@ layernorm_bwd_bf16_team_per_row_0672(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -1081,7 +1075,7 @@ layernorm_bwd_bf16_team_per_row_0672(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -1124,7 +1118,7 @@ layernorm_bwd_bf16_team_per_row_0672(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1158,7 +1152,7 @@ layernorm_bwd_bf16_team_per_row_0672(
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_bwd_bf16_team_per_row_1e41(
+layernorm_bwd_bf16_team_per_row_e975(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1188,18 +1182,18 @@ layernorm_bwd_bf16_team_per_row_1e41(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
-  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this thread shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + block_row), rows - 1);
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(&dy[0]) / sizeof(bfloat16) % kVector +
-      static_cast<long long>(own_row) * dy_pitch) % kUnit);
+      static_cast<int>((reinterpret_cast<unsigned long long>(&dy[0]) / sizeof(bfloat16) % kVector + own_row *
+      dy_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
   int parity = 0;
 
@@ -1211,7 +1205,7 @@ layernorm_bwd_bf16_team_per_row_1e41(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -1238,14 +1232,14 @@ layernorm_bwd_bf16_team_per_row_1e41(
   // Prefetches a row into registers.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + block_row < rows ? first_row + block_row : own_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + fetched_row * dy_pitch;
+    const bfloat16* x_row = x + fetched_row * x_pitch;
     mean_next = mean[fetched_row];
     rstd_next = rstd[fetched_row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1260,10 +1254,10 @@ layernorm_bwd_bf16_team_per_row_1e41(
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + block_row;
-    // threads past the last row redo their lane's first row and store nothing
+    // threads past the last row redo their thread's first row and store nothing
     const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(first_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
@@ -1296,15 +1290,13 @@ layernorm_bwd_bf16_team_per_row_1e41(
       }
     }
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         if (!kEarlyParams) weight_held[step] =
@@ -1338,8 +1330,7 @@ layernorm_bwd_bf16_team_per_row_1e41(
       pass1_dxhat_sum[0] += dxhat_i;
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -1347,7 +1338,7 @@ layernorm_bwd_bf16_team_per_row_1e41(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -1383,7 +1374,7 @@ layernorm_bwd_bf16_team_per_row_1e41(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
       #pragma unroll
@@ -1423,7 +1414,7 @@ layernorm_bwd_bf16_team_per_row_1e41(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_bwd_bf16_team_per_row_5cb8(
+layernorm_bwd_bf16_team_per_row_7938(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1451,8 +1442,8 @@ layernorm_bwd_bf16_team_per_row_5cb8(
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
   __shared__ unsigned long long arrived[kStages];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -1476,8 +1467,8 @@ layernorm_bwd_bf16_team_per_row_5cb8(
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
     const int fetched_row = Team::row(first_row, rows);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + fetched_row * dy_pitch;
+    const bfloat16* x_row = x + fetched_row * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
     bulk_load(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
         &arrived[stage]);
@@ -1504,7 +1495,7 @@ layernorm_bwd_bf16_team_per_row_5cb8(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1519,7 +1510,7 @@ layernorm_bwd_bf16_team_per_row_5cb8(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -1532,7 +1523,7 @@ layernorm_bwd_bf16_team_per_row_5cb8(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
@@ -1546,15 +1537,13 @@ layernorm_bwd_bf16_team_per_row_5cb8(
       }
     }
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -1570,8 +1559,7 @@ layernorm_bwd_bf16_team_per_row_5cb8(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -1582,7 +1570,7 @@ layernorm_bwd_bf16_team_per_row_5cb8(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -1615,7 +1603,7 @@ layernorm_bwd_bf16_team_per_row_5cb8(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1659,8 +1647,8 @@ layernorm_bwd_bf16_cluster_per_row(
   __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -1689,8 +1677,8 @@ layernorm_bwd_bf16_cluster_per_row(
 
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -1726,7 +1714,7 @@ layernorm_bwd_bf16_cluster_per_row(
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
@@ -1738,7 +1726,7 @@ layernorm_bwd_bf16_cluster_per_row(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    bfloat16* dx_row = dx + row * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -1754,22 +1742,20 @@ layernorm_bwd_bf16_cluster_per_row(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
       }
     }
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1787,8 +1773,7 @@ layernorm_bwd_bf16_cluster_per_row(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -1799,7 +1784,7 @@ layernorm_bwd_bf16_cluster_per_row(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -1829,7 +1814,7 @@ layernorm_bwd_bf16_cluster_per_row(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1870,7 +1855,7 @@ layernorm_bwd_bf16_any_cols_team_per_row(
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1878,28 +1863,26 @@ layernorm_bwd_bf16_any_cols_team_per_row(
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+    bfloat16* dx_row = dx + row * dx_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
+    // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int first_col = head + lane * kVector;
+    const int first_col = head + row_thread * kVector;
     const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
@@ -1931,8 +1914,7 @@ layernorm_bwd_bf16_any_cols_team_per_row(
       pass1_dxhat_sum[0] += dxhat_i;
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, cols);
@@ -1940,7 +1922,7 @@ layernorm_bwd_bf16_any_cols_team_per_row(
     // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
@@ -2195,22 +2177,22 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {262144,   256, 16, 0u, 0u, false, {{512, 32, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_459c<Cols256>, layernorm_bwd_bf16_finish<Cols256>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_d135<Cols256>, layernorm_bwd_bf16_finish<Cols256>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, false, 0, 1, 3, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols768>, layernorm_bwd_bf16_finish<Cols768>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_1d76<Cols768>, layernorm_bwd_bf16_finish<Cols768>>}},
     {  8192,  1023,  2, 0u, 0u,  true, {{256, 8, false, 0, 1, 1, 1, 1, 65536, 2}, {512, 1, false, 256},
-     {0, 0, 8192}, run_and_finish<layernorm_bwd_bf16_team_per_row_1e41<Cols1023>,
+     {0, 0, 8192}, run_and_finish<layernorm_bwd_bf16_team_per_row_e975<Cols1023>,
      layernorm_bwd_bf16_finish<Cols1023>>}},
     {  4096,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols1024>, layernorm_bwd_bf16_finish<Cols1024>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_1d76<Cols1024>, layernorm_bwd_bf16_finish<Cols1024>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_459c<Cols1024>, layernorm_bwd_bf16_finish<Cols1024>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_d135<Cols1024>, layernorm_bwd_bf16_finish<Cols1024>>}},
     {  4096,  1280, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 40960}, {512, 1, false, 160}, {0, 0, 10240},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols1280>, layernorm_bwd_bf16_finish<Cols1280>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_1d76<Cols1280>, layernorm_bwd_bf16_finish<Cols1280>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_0672<Cols4096>, layernorm_bwd_bf16_finish<Cols4096>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_1d76<Cols4096>, layernorm_bwd_bf16_finish<Cols4096>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_5cb8<Cols8192>, layernorm_bwd_bf16_finish<Cols8192>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_7938<Cols8192>, layernorm_bwd_bf16_finish<Cols8192>>}},
     {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 131072}, {512, 1, true, 1024}, {0, 0, 65536},
      run_and_finish<layernorm_bwd_bf16_cluster_per_row<Cols16384>, layernorm_bwd_bf16_finish<Cols16384>>}},
 };

@@ -252,12 +252,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -393,7 +393,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -570,7 +570,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
 template <int kBlocks, int kBlockThreads>
 struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
   static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
@@ -631,18 +631,18 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_start() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -964,7 +964,7 @@ struct Pass2_f298 {  // state of pass 2: sum(x_minus_x_rough_mean), sum(x_minus_
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_dcdd(
+layernorm_fwd_bf16_team_per_row_a359(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -990,15 +990,15 @@ layernorm_fwd_bf16_team_per_row_dcdd(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -1013,7 +1013,7 @@ layernorm_fwd_bf16_team_per_row_dcdd(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1024,7 +1024,7 @@ layernorm_fwd_bf16_team_per_row_dcdd(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1034,13 +1034,12 @@ layernorm_fwd_bf16_team_per_row_dcdd(
 
   Chain::at_loads();
 
-  Pass1_d5b7 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1051,18 +1050,17 @@ layernorm_fwd_bf16_team_per_row_dcdd(
     }
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Pass2_45b3 pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(x_minus_mean**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1074,12 +1072,12 @@ layernorm_fwd_bf16_team_per_row_dcdd(
     }
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_45b3 pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -1087,7 +1085,7 @@ layernorm_fwd_bf16_team_per_row_dcdd(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1111,7 +1109,7 @@ layernorm_fwd_bf16_team_per_row_dcdd(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_5763(
+layernorm_fwd_bf16_team_per_row_59f9(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1137,15 +1135,15 @@ layernorm_fwd_bf16_team_per_row_5763(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -1158,7 +1156,7 @@ layernorm_fwd_bf16_team_per_row_5763(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1169,7 +1167,7 @@ layernorm_fwd_bf16_team_per_row_5763(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1179,13 +1177,12 @@ layernorm_fwd_bf16_team_per_row_5763(
 
   Chain::at_loads();
 
-  Pass1_d5b7 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1195,18 +1192,17 @@ layernorm_fwd_bf16_team_per_row_5763(
     }
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Pass2_a18e pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1216,12 +1212,12 @@ layernorm_fwd_bf16_team_per_row_5763(
     }
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -1229,7 +1225,7 @@ layernorm_fwd_bf16_team_per_row_5763(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1253,7 +1249,7 @@ layernorm_fwd_bf16_team_per_row_5763(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_3e5f(
+layernorm_fwd_bf16_team_per_row_1d9d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1279,15 +1275,15 @@ layernorm_fwd_bf16_team_per_row_3e5f(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -1300,7 +1296,7 @@ layernorm_fwd_bf16_team_per_row_3e5f(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1311,7 +1307,7 @@ layernorm_fwd_bf16_team_per_row_3e5f(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1321,15 +1317,13 @@ layernorm_fwd_bf16_team_per_row_3e5f(
 
   Chain::at_loads();
 
-  Pass1_add0 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1340,8 +1334,7 @@ layernorm_fwd_bf16_team_per_row_3e5f(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -1349,14 +1342,13 @@ layernorm_fwd_bf16_team_per_row_3e5f(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2_3142 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1367,8 +1359,7 @@ layernorm_fwd_bf16_team_per_row_3e5f(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -1381,7 +1372,7 @@ layernorm_fwd_bf16_team_per_row_3e5f(
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -1389,7 +1380,7 @@ layernorm_fwd_bf16_team_per_row_3e5f(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1437,15 +1428,15 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -1458,7 +1449,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1469,7 +1460,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1479,15 +1470,13 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
 
   Chain::at_loads();
 
-  Pass1_add0 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1498,8 +1487,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -1507,14 +1495,13 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2_3142 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1525,8 +1512,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -1542,7 +1528,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1566,7 +1552,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_cd36(
+layernorm_fwd_bf16_team_per_row_bfdc(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1590,8 +1576,8 @@ layernorm_fwd_bf16_team_per_row_cd36(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -1602,7 +1588,7 @@ layernorm_fwd_bf16_team_per_row_cd36(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1613,11 +1599,11 @@ layernorm_fwd_bf16_team_per_row_cd36(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1629,7 +1615,7 @@ layernorm_fwd_bf16_team_per_row_cd36(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1651,13 +1637,12 @@ layernorm_fwd_bf16_team_per_row_cd36(
       }
     }
 
-    Pass1_d5b7 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1668,18 +1653,16 @@ layernorm_fwd_bf16_team_per_row_cd36(
       }
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_45b3 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1691,12 +1674,12 @@ layernorm_fwd_bf16_team_per_row_cd36(
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_45b3 pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -1704,7 +1687,7 @@ layernorm_fwd_bf16_team_per_row_cd36(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1729,7 +1712,7 @@ layernorm_fwd_bf16_team_per_row_cd36(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_9c22(
+layernorm_fwd_bf16_team_per_row_b439(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1753,8 +1736,8 @@ layernorm_fwd_bf16_team_per_row_9c22(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -1765,7 +1748,7 @@ layernorm_fwd_bf16_team_per_row_9c22(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1776,11 +1759,11 @@ layernorm_fwd_bf16_team_per_row_9c22(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1792,7 +1775,7 @@ layernorm_fwd_bf16_team_per_row_9c22(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1812,13 +1795,12 @@ layernorm_fwd_bf16_team_per_row_9c22(
       }
     }
 
-    Pass1_d5b7 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1828,18 +1810,16 @@ layernorm_fwd_bf16_team_per_row_9c22(
       }
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_a18e pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1849,12 +1829,12 @@ layernorm_fwd_bf16_team_per_row_9c22(
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -1862,7 +1842,7 @@ layernorm_fwd_bf16_team_per_row_9c22(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -1887,7 +1867,7 @@ layernorm_fwd_bf16_team_per_row_9c22(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_383c(
+layernorm_fwd_bf16_team_per_row_cf82(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1913,17 +1893,17 @@ layernorm_fwd_bf16_team_per_row_383c(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_45b3> pass2_slots;
 
-  const int lane = Team::lane();
-  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
+  const int row_thread = Team::row_thread();
+  // The grid's stride is a multiple of kUnit: all rows of this thread shift alike.
   const int own_row = blockIdx.x;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
-      static_cast<long long>(own_row) * x_pitch) % kUnit);
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector + own_row *
+      x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
@@ -1936,7 +1916,7 @@ layernorm_fwd_bf16_team_per_row_383c(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -1953,11 +1933,11 @@ layernorm_fwd_bf16_team_per_row_383c(
   Vec<bfloat16, 1> x_edge_next = {};
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1969,7 +1949,7 @@ layernorm_fwd_bf16_team_per_row_383c(
   if (kAhead && blockIdx.x < rows) fetch(blockIdx.x);
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
     if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1995,13 +1975,12 @@ layernorm_fwd_bf16_team_per_row_383c(
       }
     }
 
-    Pass1_d5b7 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2017,18 +1996,16 @@ layernorm_fwd_bf16_team_per_row_383c(
       pass1_x_sum[0] += x_i;
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_45b3 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2046,12 +2023,12 @@ layernorm_fwd_bf16_team_per_row_383c(
       pass2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_45b3 pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0) {
+    if (row_thread == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -2059,7 +2036,7 @@ layernorm_fwd_bf16_team_per_row_383c(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         if (!kEarlyParams) weight_held[step] =
@@ -2099,7 +2076,7 @@ layernorm_fwd_bf16_team_per_row_383c(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_3b56(
+layernorm_fwd_bf16_team_per_row_5136(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2123,8 +2100,8 @@ layernorm_fwd_bf16_team_per_row_3b56(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots[2];
   __shared__ typename Team::template Slots<Pass2_3142> pass2_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -2136,7 +2113,7 @@ layernorm_fwd_bf16_team_per_row_3b56(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2147,11 +2124,11 @@ layernorm_fwd_bf16_team_per_row_3b56(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -2163,7 +2140,7 @@ layernorm_fwd_bf16_team_per_row_3b56(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -2183,15 +2160,13 @@ layernorm_fwd_bf16_team_per_row_3b56(
       }
     }
 
-    Pass1_add0 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_rough_sum[kRunningSums] = {};
-    float pass1_x_squares[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
     // Pass 1: sum(x), sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2202,22 +2177,20 @@ layernorm_fwd_bf16_team_per_row_3b56(
       }
     }
 
-    pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
     const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
     const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
     Pass2_3142 pass2 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_x_shifted_sum[kRunningSums] = {};
-    float pass2_x_shifted_squares[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
     if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
       // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
       #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int vector = lane + step * kThreadsPerRow;
+        const int vector = row_thread + step * kThreadsPerRow;
         if (kEven || vector < kVectors) {
           #pragma unroll
           for (int i = 0; i < kVector; ++i) {
@@ -2228,8 +2201,7 @@ layernorm_fwd_bf16_team_per_row_3b56(
         }
       }
 
-      pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-      pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+      pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
       pass2 = Team::reduce(pass2, pass2_slots[parity]);
     }
     if (row_x_margin >= 0.0f) {
@@ -2242,7 +2214,7 @@ layernorm_fwd_bf16_team_per_row_3b56(
     const float row_var = Division::of(row_var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -2250,7 +2222,7 @@ layernorm_fwd_bf16_team_per_row_3b56(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2277,7 +2249,7 @@ layernorm_fwd_bf16_team_per_row_3b56(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_f4b0(
+layernorm_fwd_bf16_team_per_row_d920(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2303,15 +2275,15 @@ layernorm_fwd_bf16_team_per_row_f4b0(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -2324,7 +2296,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kFullSteps || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -2335,7 +2307,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kFullSteps || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2345,15 +2317,13 @@ layernorm_fwd_bf16_team_per_row_f4b0(
 
   Chain::at_loads();
 
-  Pass1_add0 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kFullSteps || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2364,8 +2334,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -2373,14 +2342,13 @@ layernorm_fwd_bf16_team_per_row_f4b0(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2_3142 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kFullSteps || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2391,8 +2359,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -2405,7 +2372,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -2413,7 +2380,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kFullSteps || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2438,7 +2405,7 @@ layernorm_fwd_bf16_team_per_row_f4b0(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_e6d4(
+layernorm_fwd_bf16_team_per_row_05fc(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2464,20 +2431,20 @@ layernorm_fwd_bf16_team_per_row_e6d4(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots[2];
   __shared__ typename Team::template Slots<Pass2_f298> pass2_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   // this block takes its last tile first
   const int last_start = blockIdx.x < rows ?
       static_cast<int>((rows - 1 - blockIdx.x) / (gridDim.x) * (gridDim.x) + blockIdx.x) : -1;
-  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this thread shift alike.
   const int own_row = blockIdx.x;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
-      static_cast<long long>(own_row) * x_pitch) % kUnit);
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector + own_row *
+      x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
   int parity = 0;
 
@@ -2491,7 +2458,7 @@ layernorm_fwd_bf16_team_per_row_e6d4(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -2508,11 +2475,11 @@ layernorm_fwd_bf16_team_per_row_e6d4(
   Vec<bfloat16, 1> x_edge_next = {};
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -2524,7 +2491,7 @@ layernorm_fwd_bf16_team_per_row_e6d4(
   if (kAhead && last_start >= 0) fetch(last_start);
 
   for (int row = last_start; row >= 0; row -= gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
     if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -2548,15 +2515,13 @@ layernorm_fwd_bf16_team_per_row_e6d4(
       }
     }
 
-    Pass1_add0 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_rough_sum[kRunningSums] = {};
-    float pass1_x_squares[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
     // Pass 1: sum(x), sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2574,22 +2539,20 @@ layernorm_fwd_bf16_team_per_row_e6d4(
       pass1_x_squares[0] += x_i * x_i;
     }
 
-    pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
     const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
     const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
     Pass2_f298 pass2 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_x_shifted_sum[kRunningSums] = {};
-    float pass2_x_shifted_squares[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
     if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
       // Pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
       #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int vector = lane + step * kThreadsPerRow;
+        const int vector = row_thread + step * kThreadsPerRow;
         if (step < kWholeSteps || vector < vectors) {
           #pragma unroll
           for (int i = 0; i < kVector; ++i) {
@@ -2607,8 +2570,7 @@ layernorm_fwd_bf16_team_per_row_e6d4(
         pass2_x_shifted_squares[0] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
       }
 
-      pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-      pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+      pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
       pass2 = Team::reduce(pass2, pass2_slots[parity]);
     }
     if (row_x_margin >= 0.0f) {
@@ -2621,7 +2583,7 @@ layernorm_fwd_bf16_team_per_row_e6d4(
     const float row_var = Division::of(row_var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0) {
+    if (row_thread == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -2629,7 +2591,7 @@ layernorm_fwd_bf16_team_per_row_e6d4(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         if (!kEarlyParams) weight_held[step] =
@@ -2671,7 +2633,7 @@ layernorm_fwd_bf16_team_per_row_e6d4(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_a2f7(
+layernorm_fwd_bf16_team_per_row_86c0(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2697,15 +2659,15 @@ layernorm_fwd_bf16_team_per_row_a2f7(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_f298> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -2719,7 +2681,7 @@ layernorm_fwd_bf16_team_per_row_a2f7(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -2730,7 +2692,7 @@ layernorm_fwd_bf16_team_per_row_a2f7(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2740,15 +2702,13 @@ layernorm_fwd_bf16_team_per_row_a2f7(
 
   Chain::at_loads();
 
-  Pass1_add0 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2760,8 +2720,7 @@ layernorm_fwd_bf16_team_per_row_a2f7(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -2769,14 +2728,13 @@ layernorm_fwd_bf16_team_per_row_a2f7(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2_f298 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2788,8 +2746,7 @@ layernorm_fwd_bf16_team_per_row_a2f7(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -2802,7 +2759,7 @@ layernorm_fwd_bf16_team_per_row_a2f7(
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -2810,7 +2767,7 @@ layernorm_fwd_bf16_team_per_row_a2f7(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2861,8 +2818,8 @@ layernorm_fwd_bf16_cluster_per_row(
   __shared__ unsigned long long pass2_full[2];
   __shared__ unsigned long long arrived;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -2891,7 +2848,7 @@ layernorm_fwd_bf16_cluster_per_row(
 
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
@@ -2914,7 +2871,7 @@ layernorm_fwd_bf16_cluster_per_row(
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -2924,7 +2881,7 @@ layernorm_fwd_bf16_cluster_per_row(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -2932,7 +2889,7 @@ layernorm_fwd_bf16_cluster_per_row(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
@@ -2948,13 +2905,12 @@ layernorm_fwd_bf16_cluster_per_row(
       stay_packed(bias_held[step]);
     }
 
-    Pass1_d5b7 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2964,18 +2920,16 @@ layernorm_fwd_bf16_cluster_per_row(
       }
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_a18e pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2985,12 +2939,12 @@ layernorm_fwd_bf16_cluster_per_row(
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = exchange_cluster<kWarps, kCluster>(pass2, pass2_slots, pass2_full, trip);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0) {
+    if (row_thread == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -2998,7 +2952,7 @@ layernorm_fwd_bf16_cluster_per_row(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float y_values[kVector];
         #pragma unroll
@@ -3047,18 +3001,18 @@ layernorm_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -3066,13 +3020,12 @@ layernorm_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1_d5b7 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -3088,18 +3041,17 @@ layernorm_fwd_bf16_any_cols_team_per_row(
     pass1_x_sum[0] += x_i;
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Pass2_a18e pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -3115,12 +3067,12 @@ layernorm_fwd_bf16_any_cols_team_per_row(
     pass2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -3128,7 +3080,7 @@ layernorm_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -3343,49 +3295,49 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   64,   384,  8,  0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols384_93fa>>}},
-    { 4096,   384,  8,  0u, 12u, false, {{256, 8}, run<layernorm_fwd_bf16_team_per_row_5763<Cols384_3a43>>}},
-    {   64,   512,  8,  0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols512_a08c>>}},
+    {   64,   384,  8,  0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_a359<Cols384_93fa>>}},
+    { 4096,   384,  8,  0u, 12u, false, {{256, 8}, run<layernorm_fwd_bf16_team_per_row_59f9<Cols384_3a43>>}},
+    {   64,   512,  8,  0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols512_a08c>>}},
     { 4096,   512, 16, 12u, 12u, false, {{256, 8},
      run_without_mean_without_rstd<layernorm_fwd_bf16_without_mean_without_rstd_team_per_row<Cols512_23c7>>}},
-    {   64,   768,  8,  0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols768_2437>>}},
+    {   64,   768,  8,  0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_a359<Cols768_2437>>}},
     { 4096,   768,  8,  0u, 12u, false, {{128, 4, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_cd36<Cols768_2983>>}},
+     run<layernorm_fwd_bf16_team_per_row_bfdc<Cols768_2983>>}},
     { 8192,   768, 16,  0u,  0u, false, {{32, 2, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_9c22<Cols768_d2ef>>}},
+     run<layernorm_fwd_bf16_team_per_row_b439<Cols768_d2ef>>}},
     { 8192,  1000, 16,  0u,  0u, false, {{256, 8, false, 0, 0, 2},
-     run<layernorm_fwd_bf16_team_per_row_cd36<Cols1000_62a2>>}},
+     run<layernorm_fwd_bf16_team_per_row_bfdc<Cols1000_62a2>>}},
     {16384,  1000, 16,  0u,  0u, false, {{128, 4, true},
-     run<layernorm_fwd_bf16_team_per_row_3e5f<Cols1000_177c>>}},
+     run<layernorm_fwd_bf16_team_per_row_1d9d<Cols1000_177c>>}},
     {16384,  1023,  2,  0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_383c<Cols1023>>}},
-    {   64,  1024,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols1024_a447>>}},
+     run<layernorm_fwd_bf16_team_per_row_cf82<Cols1023>>}},
+    {   64,  1024,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols1024_a447>>}},
     { 4096,  1024, 16,  0u, 12u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_3b56<Cols1024_64fc>>}},
-    {   64,  1152,  8,  0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols1152_293b>>}},
+     run<layernorm_fwd_bf16_team_per_row_5136<Cols1024_64fc>>}},
+    {   64,  1152,  8,  0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_a359<Cols1152_293b>>}},
     { 4096,  1152,  8,  0u, 12u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_cd36<Cols1152_88c0>>}},
-    {   64,  1280,  8,  0u, 12u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols1280_8a57>>}},
+     run<layernorm_fwd_bf16_team_per_row_bfdc<Cols1152_88c0>>}},
+    {   64,  1280,  8,  0u, 12u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_a359<Cols1280_8a57>>}},
     { 4096,  1280,  8,  0u, 12u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_bf16_team_per_row_cd36<Cols1280_ddb1>>}},
-    {   64,  1600,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_f4b0<Cols1600_4ded>>}},
-    { 4096,  1600,  8,  0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_dcdd<Cols1600_3b7c>>}},
-    {   64,  2560,  8,  0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols2560_8761>>}},
+     run<layernorm_fwd_bf16_team_per_row_bfdc<Cols1280_ddb1>>}},
+    {   64,  1600,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_d920<Cols1600_4ded>>}},
+    { 4096,  1600,  8,  0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_a359<Cols1600_3b7c>>}},
+    {   64,  2560,  8,  0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols2560_8761>>}},
     { 4096,  2560, 16,  0u, 12u, false, {{64, 2, false, 0, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_3b56<Cols2560_411f>>}},
-    { 4096,  3072, 16,  0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols3072>>}},
-    {    1,  4096, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols4096_c8f5>>}},
-    {   64,  4096, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_3e5f<Cols4096_7968>>}},
+     run<layernorm_fwd_bf16_team_per_row_5136<Cols2560_411f>>}},
+    { 4096,  3072, 16,  0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols3072>>}},
+    {    1,  4096, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols4096_c8f5>>}},
+    {   64,  4096, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols4096_7968>>}},
     { 4096,  4096, 16,  0u,  0u, false, {{64, 2, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_9c22<Cols4096_4532>>}},
+     run<layernorm_fwd_bf16_team_per_row_b439<Cols4096_4532>>}},
     { 8192,  4097,  2,  0u,  0u,  true, {{128, 1, false, 0, 0, 4, 1, 1, 0, 64},
-     run<layernorm_fwd_bf16_team_per_row_e6d4<Cols4097>>}},
-    { 4096,  6144, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_a2f7<Cols6144>>}},
-    {   16,  8192, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_a2f7<Cols8192_3b92>>}},
+     run<layernorm_fwd_bf16_team_per_row_05fc<Cols4097>>}},
+    { 4096,  6144, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_86c0<Cols6144>>}},
+    {   16,  8192, 16,  0u,  0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_86c0<Cols8192_3b92>>}},
     {16384,  8192, 16,  0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_team_per_row_3e5f<Cols8192_54b0>>}},
+     run<layernorm_fwd_bf16_team_per_row_1d9d<Cols8192_54b0>>}},
     {    4, 16384, 16,  0u,  0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_3e5f<Cols16384>>}},
+     run<layernorm_fwd_bf16_team_per_row_1d9d<Cols16384>>}},
     { 2048, 65536, 16,  0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
      run<layernorm_fwd_bf16_cluster_per_row<Cols65536>>}},
 };

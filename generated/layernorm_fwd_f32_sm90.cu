@@ -144,7 +144,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -432,7 +432,7 @@ struct Pass2_3142 {  // state of pass 2: sum(x - x_rough_mean), sum((x - x_rough
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_f32_team_per_row_d563(
+layernorm_fwd_f32_team_per_row_28a4(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -456,8 +456,8 @@ layernorm_fwd_f32_team_per_row_d563(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -468,7 +468,7 @@ layernorm_fwd_f32_team_per_row_d563(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -479,11 +479,11 @@ layernorm_fwd_f32_team_per_row_d563(
   Vec<float, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -495,7 +495,7 @@ layernorm_fwd_f32_team_per_row_d563(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    float* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<float, kVector> x_held[kSteps];
@@ -508,13 +508,12 @@ layernorm_fwd_f32_team_per_row_d563(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Pass1_d5b7 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -524,18 +523,16 @@ layernorm_fwd_f32_team_per_row_d563(
       }
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_a18e pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -545,12 +542,12 @@ layernorm_fwd_f32_team_per_row_d563(
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -558,7 +555,7 @@ layernorm_fwd_f32_team_per_row_d563(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -583,7 +580,7 @@ layernorm_fwd_f32_team_per_row_d563(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_f32_team_per_row_b1f5(
+layernorm_fwd_f32_team_per_row_9279(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -609,15 +606,15 @@ layernorm_fwd_f32_team_per_row_b1f5(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + valid_row * y_pitch;
+  const float* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -630,7 +627,7 @@ layernorm_fwd_f32_team_per_row_b1f5(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -641,7 +638,7 @@ layernorm_fwd_f32_team_per_row_b1f5(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -651,15 +648,13 @@ layernorm_fwd_f32_team_per_row_b1f5(
 
   Chain::at_loads();
 
-  Pass1_add0 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -670,8 +665,7 @@ layernorm_fwd_f32_team_per_row_b1f5(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -679,14 +673,13 @@ layernorm_fwd_f32_team_per_row_b1f5(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2_3142 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -697,8 +690,7 @@ layernorm_fwd_f32_team_per_row_b1f5(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -711,7 +703,7 @@ layernorm_fwd_f32_team_per_row_b1f5(
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -719,7 +711,7 @@ layernorm_fwd_f32_team_per_row_b1f5(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -766,18 +758,18 @@ layernorm_fwd_f32_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  float* y_row = y + row * y_pitch;
+  const float* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -785,13 +777,12 @@ layernorm_fwd_f32_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1_d5b7 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -807,18 +798,17 @@ layernorm_fwd_f32_any_cols_team_per_row(
     pass1_x_sum[0] += x_i;
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Pass2_a18e pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -834,12 +824,12 @@ layernorm_fwd_f32_any_cols_team_per_row(
     pass2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -847,7 +837,7 @@ layernorm_fwd_f32_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1037,8 +1027,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8}, run<layernorm_fwd_f32_team_per_row_d563<Cols768>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_b1f5<Cols1024>>}},
+    { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8}, run<layernorm_fwd_f32_team_per_row_28a4<Cols768>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_9279<Cols1024>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

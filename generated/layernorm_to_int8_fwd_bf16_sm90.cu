@@ -304,7 +304,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -519,7 +519,7 @@ struct Pass2_a18e {  // state of pass 2: sum((x - mean)**2)
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_to_int8_fwd_bf16_team_per_row_1fab(
+layernorm_to_int8_fwd_bf16_team_per_row_9134(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -544,15 +544,15 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  int8* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  int8* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -568,7 +568,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -579,7 +579,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -589,15 +589,13 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
 
   Chain::at_loads();
 
-  Pass1_add0 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -608,8 +606,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -617,14 +614,13 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2_3142 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -635,8 +631,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -652,7 +647,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -677,7 +672,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1fab(
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
+layernorm_to_int8_fwd_bf16_team_per_row_e5cd(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -700,8 +695,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -712,7 +707,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -723,11 +718,11 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -739,7 +734,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    int8* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    int8* q_row = q + valid_row * q_pitch;
     if (!kAhead) fetch(valid_row);
     const float scale_value = scale[0];
     const float scale_inverse = 1.0f / scale_value;
@@ -761,13 +756,12 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
       }
     }
 
-    Pass1_d5b7 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -777,18 +771,16 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
       }
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2_a18e pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -798,7 +790,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
       }
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
@@ -806,7 +798,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_c9fd(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -854,14 +846,14 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1_d5b7> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_a18e> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  int8* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  int8* q_row = q + row * q_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -871,13 +863,12 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1_d5b7 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -888,18 +879,17 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1_d5b7 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, cols);
 
-  Pass2_a18e pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -910,7 +900,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2_a18e pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, cols);
   const float row_rstd = rsqrtf(eps + row_var);
@@ -918,7 +908,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
@@ -1093,9 +1083,9 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{64, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_1fab<Cols768>>}},
+    {4096,  768, 16, 0u, 0u, false, {{64, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_9134<Cols768>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 4},
-     run<layernorm_to_int8_fwd_bf16_team_per_row_c9fd<Cols4096>>}},
+     run<layernorm_to_int8_fwd_bf16_team_per_row_e5cd<Cols4096>>}},
 };
 
 // For any cols.

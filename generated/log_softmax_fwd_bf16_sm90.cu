@@ -326,7 +326,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -482,16 +482,16 @@ log_softmax_fwd_bf16_team_per_row(
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
   __shared__ unsigned long long arrived;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -510,7 +510,7 @@ log_softmax_fwd_bf16_team_per_row(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -523,7 +523,7 @@ log_softmax_fwd_bf16_team_per_row(
   // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
@@ -547,7 +547,7 @@ log_softmax_fwd_bf16_team_per_row(
 
   #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -575,7 +575,7 @@ log_softmax_fwd_bf16_team_per_row(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -592,7 +592,7 @@ log_softmax_fwd_bf16_team_per_row(
 
   #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -632,18 +632,18 @@ log_softmax_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1_6d84> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -656,7 +656,7 @@ log_softmax_fwd_bf16_any_cols_team_per_row(
   // Pass 1: max(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -675,13 +675,12 @@ log_softmax_fwd_bf16_any_cols_team_per_row(
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
-  Pass2 pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -697,13 +696,13 @@ log_softmax_fwd_bf16_any_cols_team_per_row(
     pass2_row_sum[0] += expf(x_i - pass1.row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2 pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float y_values[kVector];

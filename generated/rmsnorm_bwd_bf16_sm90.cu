@@ -217,12 +217,12 @@ __device__ __forceinline__ void cp_async_wait() {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -302,7 +302,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -472,13 +472,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_end() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -772,7 +772,7 @@ struct Pass1 {  // state of pass 1: sum(dxhat * xhat)
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_team_per_row_8984(
+rmsnorm_bwd_bf16_team_per_row_8d9a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -798,8 +798,8 @@ rmsnorm_bwd_bf16_team_per_row_8984(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -810,7 +810,7 @@ rmsnorm_bwd_bf16_team_per_row_8984(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -826,13 +826,13 @@ rmsnorm_bwd_bf16_team_per_row_8984(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -845,7 +845,7 @@ rmsnorm_bwd_bf16_team_per_row_8984(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
@@ -867,14 +867,12 @@ rmsnorm_bwd_bf16_team_per_row_8984(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -889,14 +887,14 @@ rmsnorm_bwd_bf16_team_per_row_8984(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -937,7 +935,7 @@ rmsnorm_bwd_bf16_team_per_row_8984(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -992,7 +990,7 @@ rmsnorm_bwd_bf16_finish(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_team_per_row_9930(
+rmsnorm_bwd_bf16_team_per_row_10af(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1018,8 +1016,8 @@ rmsnorm_bwd_bf16_team_per_row_9930(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -1034,7 +1032,7 @@ rmsnorm_bwd_bf16_team_per_row_9930(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1050,13 +1048,13 @@ rmsnorm_bwd_bf16_team_per_row_9930(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1069,7 +1067,7 @@ rmsnorm_bwd_bf16_team_per_row_9930(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
@@ -1091,14 +1089,12 @@ rmsnorm_bwd_bf16_team_per_row_9930(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -1113,14 +1109,14 @@ rmsnorm_bwd_bf16_team_per_row_9930(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -1161,7 +1157,7 @@ rmsnorm_bwd_bf16_team_per_row_9930(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1189,7 +1185,7 @@ rmsnorm_bwd_bf16_team_per_row_9930(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_team_per_row_d68e(
+rmsnorm_bwd_bf16_team_per_row_723c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1215,8 +1211,8 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -1231,7 +1227,7 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1247,13 +1243,13 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1266,7 +1262,7 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
@@ -1291,14 +1287,12 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -1316,14 +1310,14 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -1361,7 +1355,7 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1388,7 +1382,7 @@ rmsnorm_bwd_bf16_team_per_row_d68e(
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_team_per_row_7019(
+rmsnorm_bwd_bf16_team_per_row_83fe(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1416,18 +1410,18 @@ rmsnorm_bwd_bf16_team_per_row_7019(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
-  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this thread shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + block_row), rows - 1);
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(&dy[0]) / sizeof(bfloat16) % kVector +
-      static_cast<long long>(own_row) * dy_pitch) % kUnit);
+      static_cast<int>((reinterpret_cast<unsigned long long>(&dy[0]) / sizeof(bfloat16) % kVector + own_row *
+      dy_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
   int parity = 0;
 
@@ -1439,7 +1433,7 @@ rmsnorm_bwd_bf16_team_per_row_7019(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -1463,13 +1457,13 @@ rmsnorm_bwd_bf16_team_per_row_7019(
   // Prefetches a row into registers.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + block_row < rows ? first_row + block_row : own_row;
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + fetched_row * dy_pitch;
+    const bfloat16* x_row = x + fetched_row * x_pitch;
     rstd_next = rstd[fetched_row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1484,10 +1478,10 @@ rmsnorm_bwd_bf16_team_per_row_7019(
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + block_row;
-    // threads past the last row redo their lane's first row and store nothing
+    // threads past the last row redo their thread's first row and store nothing
     const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(first_row);
     const float row_rstd = rstd_next;
 
@@ -1519,14 +1513,12 @@ rmsnorm_bwd_bf16_team_per_row_7019(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         if (!kEarlyParams) weight_held[step] =
@@ -1558,14 +1550,14 @@ rmsnorm_bwd_bf16_team_per_row_7019(
       pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -1599,7 +1591,7 @@ rmsnorm_bwd_bf16_team_per_row_7019(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
       #pragma unroll
@@ -1631,7 +1623,7 @@ rmsnorm_bwd_bf16_team_per_row_7019(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_cluster_per_row_3d7e(
+rmsnorm_bwd_bf16_cluster_per_row_47b2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1656,8 +1648,8 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
   __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long pass1_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -1678,7 +1670,7 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
@@ -1692,13 +1684,13 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -1710,7 +1702,7 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    bfloat16* dx_row = dx + row * dx_pitch;
     if (!kAhead) fetch(row);
     const float row_rstd = rstd_next;
 
@@ -1726,14 +1718,12 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
     const int next_row = row - gridDim.x / kCluster;
     if (kAhead && next_row >= 0) fetch(next_row);
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1747,14 +1737,14 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -1781,7 +1771,7 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1797,7 +1787,7 @@ rmsnorm_bwd_bf16_cluster_per_row_3d7e(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_team_per_row_3c38(
+rmsnorm_bwd_bf16_team_per_row_e951(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1823,8 +1813,8 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
   __shared__ unsigned long long arrived[kStages];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -1848,8 +1838,8 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
   const auto fetch = [&](int first_row, int stage) {
     const int fetched_row = Team::row(first_row, rows);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + fetched_row * dy_pitch;
+    const bfloat16* x_row = x + fetched_row * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
     bulk_load(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
         &arrived[stage]);
@@ -1874,7 +1864,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1888,7 +1878,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
@@ -1900,7 +1890,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
@@ -1914,14 +1904,12 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -1936,7 +1924,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     // Every thread of the row has passed a barrier since it read its slots.
@@ -1946,7 +1934,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -1978,7 +1966,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1994,7 +1982,7 @@ rmsnorm_bwd_bf16_team_per_row_3c38(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_team_per_row_0c6f(
+rmsnorm_bwd_bf16_team_per_row_541b(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -2019,8 +2007,8 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -2036,12 +2024,12 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int first_row, int stage) {
     const int fetched_row = Team::row(first_row, rows);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* dy_row = dy + fetched_row * dy_pitch;
+    const bfloat16* x_row = x + fetched_row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
             dy_row + first_col + step * kStride);
@@ -2068,7 +2056,7 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -2082,7 +2070,7 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
@@ -2097,7 +2085,7 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
@@ -2114,14 +2102,12 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -2139,14 +2125,14 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -2172,7 +2158,7 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2188,7 +2174,7 @@ rmsnorm_bwd_bf16_team_per_row_0c6f(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_bwd_bf16_cluster_per_row_cbc3(
+rmsnorm_bwd_bf16_cluster_per_row_3d33(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -2213,8 +2199,8 @@ rmsnorm_bwd_bf16_cluster_per_row_cbc3(
   __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long pass1_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -2239,13 +2225,13 @@ rmsnorm_bwd_bf16_cluster_per_row_cbc3(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -2257,7 +2243,7 @@ rmsnorm_bwd_bf16_cluster_per_row_cbc3(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    bfloat16* dx_row = dx + row * dx_pitch;
     if (!kAhead) fetch(row);
     const float row_rstd = rstd_next;
 
@@ -2273,14 +2259,12 @@ rmsnorm_bwd_bf16_cluster_per_row_cbc3(
     const int next_row = row - gridDim.x / kCluster;
     if (kAhead && next_row >= 0) fetch(next_row);
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -2295,14 +2279,14 @@ rmsnorm_bwd_bf16_cluster_per_row_cbc3(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -2330,7 +2314,7 @@ rmsnorm_bwd_bf16_cluster_per_row_cbc3(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2368,7 +2352,7 @@ rmsnorm_bwd_bf16_any_cols_team_per_row(
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -2376,26 +2360,24 @@ rmsnorm_bwd_bf16_any_cols_team_per_row(
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+    bfloat16* dx_row = dx + row * dx_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
+    // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int first_col = head + lane * kVector;
+    const int first_col = head + row_thread * kVector;
     const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
@@ -2425,14 +2407,14 @@ rmsnorm_bwd_bf16_any_cols_team_per_row(
       pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
 
     // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
@@ -2679,38 +2661,38 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols128_8df4>, rmsnorm_bwd_bf16_finish<Cols128_8df4>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols128_8df4>, rmsnorm_bwd_bf16_finish<Cols128_8df4>>}},
     {1048576,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_9930<Cols128_805b>, rmsnorm_bwd_bf16_finish<Cols128_805b>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_10af<Cols128_805b>, rmsnorm_bwd_bf16_finish<Cols128_805b>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, true, 0, 1, 1, 1, 1, 49152}, {512, 1, true, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols768>, rmsnorm_bwd_bf16_finish<Cols768>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols768>, rmsnorm_bwd_bf16_finish<Cols768>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_d68e<Cols1024>, rmsnorm_bwd_bf16_finish<Cols1024>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_723c<Cols1024>, rmsnorm_bwd_bf16_finish<Cols1024>>}},
     {   4096,  2048, 16, 0u, 0u, false, {{512, 4, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols2048>, rmsnorm_bwd_bf16_finish<Cols2048>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols2048>, rmsnorm_bwd_bf16_finish<Cols2048>>}},
     {   4096,  2880, 16, 0u, 0u, false, {{512, 4, true, 0, 1, 1, 1, 1, 46080}, {512, 1, true, 180}, {0, 0, 11520},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols2880>, rmsnorm_bwd_bf16_finish<Cols2880>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols2880>, rmsnorm_bwd_bf16_finish<Cols2880>>}},
     {   4096,  3072, 16, 0u, 0u, false, {{512, 4, true, 0, 1, 1, 1, 1, 49152}, {512, 1, true, 192}, {0, 0, 12288},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols3072>, rmsnorm_bwd_bf16_finish<Cols3072>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols3072>, rmsnorm_bwd_bf16_finish<Cols3072>>}},
     {   4096,  3584, 16, 0u, 0u, false, {{256, 2, false, 0, 1, 2, 1, 1, 28672}, {512, 1, false, 224},
-     {0, 0, 14336}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols3584>,
+     {0, 0, 14336}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols3584>,
      rmsnorm_bwd_bf16_finish<Cols3584>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8984<Cols4096>, rmsnorm_bwd_bf16_finish<Cols4096>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_8d9a<Cols4096>, rmsnorm_bwd_bf16_finish<Cols4096>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 32}, {512, 1, true, 258},
-     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_7019<Cols4097>,
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_83fe<Cols4097>,
      rmsnorm_bwd_bf16_finish<Cols4097>>}},
     {   4096,  5120, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 40960}, {512, 1, false, 160},
-     {0, 0, 20480}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_9930<Cols5120>,
+     {0, 0, 20480}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_10af<Cols5120>,
      rmsnorm_bwd_bf16_finish<Cols5120>>}},
     {   4096,  7168, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4, 2}, {512, 1, true, 224}, {0, 0, 14336},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_3d7e<Cols7168>, rmsnorm_bwd_bf16_finish<Cols7168>>}},
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_47b2<Cols7168>, rmsnorm_bwd_bf16_finish<Cols7168>>}},
     {   4096,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_3c38<Cols8192_e8c6>, rmsnorm_bwd_bf16_finish<Cols8192_e8c6>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e951<Cols8192_e8c6>, rmsnorm_bwd_bf16_finish<Cols8192_e8c6>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 98304}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_0c6f<Cols8192_218a>, rmsnorm_bwd_bf16_finish<Cols8192_218a>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_541b<Cols8192_218a>, rmsnorm_bwd_bf16_finish<Cols8192_218a>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4, 8}, {512, 1, true, 1024}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_cbc3<Cols32768>, rmsnorm_bwd_bf16_finish<Cols32768>>}},
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_3d33<Cols32768>, rmsnorm_bwd_bf16_finish<Cols32768>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

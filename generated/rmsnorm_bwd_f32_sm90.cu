@@ -152,12 +152,12 @@ __device__ __forceinline__ void cp_async_wait() {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -204,7 +204,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -332,13 +332,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_end() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -569,8 +569,8 @@ rmsnorm_bwd_f32_cluster_per_row(
   __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long pass1_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   // this block takes its last tile first
   const int last_start = blockIdx.x / kCluster < rows ?
       static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
@@ -591,12 +591,12 @@ rmsnorm_bwd_f32_cluster_per_row(
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int row, int stage) {
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float* dy_row = dy + row * dy_pitch;
+    const float* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
             dy_row + first_col + step * kStride);
@@ -622,7 +622,7 @@ rmsnorm_bwd_f32_cluster_per_row(
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
@@ -633,7 +633,7 @@ rmsnorm_bwd_f32_cluster_per_row(
   cluster_wait();
 
   for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    float* dx_row = dx + row * dx_pitch;
     const float row_rstd = rstd_next;
 
     Vec<float, kVector> dy_held[kSteps];
@@ -645,7 +645,7 @@ rmsnorm_bwd_f32_cluster_per_row(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
@@ -656,14 +656,12 @@ rmsnorm_bwd_f32_cluster_per_row(
     if (refill_row >= 0) fetch(refill_row, stage);
     cp_async_commit();
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -677,14 +675,14 @@ rmsnorm_bwd_f32_cluster_per_row(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -712,7 +710,7 @@ rmsnorm_bwd_f32_cluster_per_row(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -777,7 +775,7 @@ rmsnorm_bwd_f32_any_cols_team_per_row(
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -785,26 +783,24 @@ rmsnorm_bwd_f32_any_cols_team_per_row(
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+    float* dx_row = dx + row * dx_pitch;
+    const float* dy_row = dy + row * dy_pitch;
+    const float* x_row = x + row * x_pitch;
+    // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
     const int head = (kVector - shift) % kVector;
-    const int first_col = head + lane * kVector;
+    const int first_col = head + row_thread * kVector;
     const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<float, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
@@ -834,14 +830,14 @@ rmsnorm_bwd_f32_any_cols_team_per_row(
       pass1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, cols);
 
     // Last pass: the outputs
     #pragma unroll kUnroll
     for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);

@@ -268,12 +268,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -382,7 +382,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -559,7 +559,7 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
 template <int kBlocks, int kBlockThreads>
 struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
   static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
@@ -620,13 +620,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -991,7 +991,7 @@ struct Pass1 {  // state of pass 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_1d43(
+rmsnorm_fwd_bf16_team_per_row_bd37(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1014,15 +1014,15 @@ rmsnorm_fwd_bf16_team_per_row_1d43(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1034,7 +1034,7 @@ rmsnorm_fwd_bf16_team_per_row_1d43(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1044,7 +1044,7 @@ rmsnorm_fwd_bf16_team_per_row_1d43(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1053,14 +1053,12 @@ rmsnorm_fwd_bf16_team_per_row_1d43(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1070,19 +1068,19 @@ rmsnorm_fwd_bf16_team_per_row_1d43(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1104,7 +1102,7 @@ rmsnorm_fwd_bf16_team_per_row_1d43(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_4480(
+rmsnorm_fwd_bf16_team_per_row_5b99(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1127,15 +1125,15 @@ rmsnorm_fwd_bf16_team_per_row_4480(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1148,7 +1146,7 @@ rmsnorm_fwd_bf16_team_per_row_4480(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1158,7 +1156,7 @@ rmsnorm_fwd_bf16_team_per_row_4480(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1167,14 +1165,12 @@ rmsnorm_fwd_bf16_team_per_row_4480(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1185,19 +1181,19 @@ rmsnorm_fwd_bf16_team_per_row_4480(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1219,7 +1215,7 @@ rmsnorm_fwd_bf16_team_per_row_4480(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
+rmsnorm_fwd_bf16_without_rstd_team_per_row_e7c2(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1241,15 +1237,15 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1262,7 +1258,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1272,7 +1268,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1281,14 +1277,12 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1299,7 +1293,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1307,7 +1301,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1329,7 +1323,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
+rmsnorm_fwd_bf16_without_rstd_team_per_row_52fb(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1349,8 +1343,8 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1361,7 +1355,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1371,11 +1365,11 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1387,7 +1381,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1406,14 +1400,12 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1423,14 +1415,14 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1455,7 +1447,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_394a(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_ccce(
+rmsnorm_fwd_bf16_team_per_row_0d28(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1476,8 +1468,8 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1488,7 +1480,7 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1498,11 +1490,11 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1514,7 +1506,7 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1533,14 +1525,12 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1550,18 +1540,18 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1586,7 +1576,7 @@ rmsnorm_fwd_bf16_team_per_row_ccce(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_f1ac(
+rmsnorm_fwd_bf16_team_per_row_b34f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1607,8 +1597,8 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1619,7 +1609,7 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1629,11 +1619,11 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1645,7 +1635,7 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1665,14 +1655,12 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1683,18 +1671,18 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1719,7 +1707,7 @@ rmsnorm_fwd_bf16_team_per_row_f1ac(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_1db5(
+rmsnorm_fwd_bf16_team_per_row_d10c(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1744,22 +1732,22 @@ rmsnorm_fwd_bf16_team_per_row_1db5(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Params::to_l2(weight, kCols);
@@ -1775,7 +1763,7 @@ rmsnorm_fwd_bf16_team_per_row_1db5(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1789,7 +1777,7 @@ rmsnorm_fwd_bf16_team_per_row_1db5(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -1802,14 +1790,12 @@ rmsnorm_fwd_bf16_team_per_row_1db5(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1825,19 +1811,19 @@ rmsnorm_fwd_bf16_team_per_row_1db5(
     pass1_x_squares[0] += x_i * x_i;
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
       if (!kEarlyParams) weight_held[step] =
@@ -1871,7 +1857,7 @@ rmsnorm_fwd_bf16_team_per_row_1db5(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_f2f1(
+rmsnorm_fwd_bf16_team_per_row_c824(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1896,22 +1882,22 @@ rmsnorm_fwd_bf16_team_per_row_f2f1(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Params::to_l2(weight, kCols);
@@ -1925,7 +1911,7 @@ rmsnorm_fwd_bf16_team_per_row_f2f1(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1939,7 +1925,7 @@ rmsnorm_fwd_bf16_team_per_row_f2f1(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -1952,14 +1938,12 @@ rmsnorm_fwd_bf16_team_per_row_f2f1(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1973,19 +1957,19 @@ rmsnorm_fwd_bf16_team_per_row_f2f1(
     pass1_x_squares[0] += x_i * x_i;
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const int column = head + vector * kVector;
       if (!kEarlyParams) weight_held[step] =
@@ -2020,7 +2004,7 @@ rmsnorm_fwd_bf16_team_per_row_f2f1(
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_fwd_bf16_team_per_row_66cd(
+rmsnorm_fwd_bf16_team_per_row_cfa1(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -2041,8 +2025,8 @@ rmsnorm_fwd_bf16_team_per_row_66cd(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   // this block takes its last tile first
   const int last_start = blockIdx.x * kRowsPerBlock < rows ?
@@ -2057,7 +2041,7 @@ rmsnorm_fwd_bf16_team_per_row_66cd(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -2067,11 +2051,11 @@ rmsnorm_fwd_bf16_team_per_row_66cd(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -2083,7 +2067,7 @@ rmsnorm_fwd_bf16_team_per_row_66cd(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -2102,14 +2086,12 @@ rmsnorm_fwd_bf16_team_per_row_66cd(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2119,18 +2101,18 @@ rmsnorm_fwd_bf16_team_per_row_66cd(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -2176,8 +2158,8 @@ rmsnorm_fwd_bf16_cluster_per_row(
   __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long pass1_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -2193,11 +2175,11 @@ rmsnorm_fwd_bf16_cluster_per_row(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -2208,7 +2190,7 @@ rmsnorm_fwd_bf16_cluster_per_row(
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
     if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -2224,20 +2206,18 @@ rmsnorm_fwd_bf16_cluster_per_row(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2247,18 +2227,18 @@ rmsnorm_fwd_bf16_cluster_per_row(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-    if (lane == 0) {
+    if (row_thread == 0) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float y_values[kVector];
         #pragma unroll
@@ -2302,18 +2282,18 @@ rmsnorm_fwd_bf16_any_cols_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -2321,14 +2301,12 @@ rmsnorm_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -2344,19 +2322,19 @@ rmsnorm_fwd_bf16_any_cols_team_per_row(
     pass1_x_squares[0] += x_i * x_i;
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -2563,81 +2541,81 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols64>>}},
-    {    32,    128,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_8439>>}},
-    {  2048,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_dc93>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_957a>>}},
-    {131072,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_5429>>}},
-    {262144,    128, 16, 0u, 2u, false, {{256, 16}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols128_1d41>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols256>>}},
-    {    64,    512, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols512_cf19>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols64>>}},
+    {    32,    128,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_8439>>}},
+    {  2048,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_dc93>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_957a>>}},
+    {131072,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_5429>>}},
+    {262144,    128, 16, 0u, 2u, false, {{256, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_1d41>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols256>>}},
+    {    64,    512, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols512_cf19>>}},
     {  4096,    512, 16, 2u, 2u, false, {{256, 16},
-     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_9f93<Cols512_352f>>}},
-    {     1,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols896_9bda>>}},
-    {    64,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols896_9bda>>}},
-    {  4096,    896, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols896_83b1>>}},
-    {     1,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1024_59af>>}},
-    {    64,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1024_ff38>>}},
-    {  4096,   1024, 16, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols1024_d803>>}},
-    {     1,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1536_db42>>}},
-    {    64,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols1536_9649>>}},
+     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_e7c2<Cols512_352f>>}},
+    {     1,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols896_9bda>>}},
+    {    64,    896,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols896_9bda>>}},
+    {  4096,    896, 16, 0u, 2u, false, {{128, 4}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols896_83b1>>}},
+    {     1,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols1024_59af>>}},
+    {    64,   1024,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols1024_ff38>>}},
+    {  4096,   1024, 16, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols1024_d803>>}},
+    {     1,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols1536_db42>>}},
+    {    64,   1536,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols1536_9649>>}},
     {  4096,   1536, 16, 2u, 2u, false, {{64, 2, false, 0, 0, 8},
-     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_394a<Cols1536_604b>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2048_9b2e>>}},
-    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2048_c541>>}},
-    {  4096,   2048, 16, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2048_3158>>}},
-    {     1,   2560,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2560_cce8>>}},
-    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2560_6340>>}},
-    {  4096,   2560,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2560_b34a>>}},
-    {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2880_97a1>>}},
-    {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols2880_fa27>>}},
+     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_52fb<Cols1536_604b>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2048_9b2e>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2048_c541>>}},
+    {  4096,   2048, 16, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2048_3158>>}},
+    {     1,   2560,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2560_cce8>>}},
+    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2560_6340>>}},
+    {  4096,   2560,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2560_b34a>>}},
+    {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2880_97a1>>}},
+    {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2880_fa27>>}},
     {  4096,   2880, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_ccce<Cols2880_402b>>}},
-    {     1,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3072_4e48>>}},
-    {    64,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3072_4e48>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_0d28<Cols2880_402b>>}},
+    {     1,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3072_4e48>>}},
+    {    64,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3072_4e48>>}},
     {  4096,   3072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_ccce<Cols3072_37f3>>}},
-    {     1,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols3584_a3f3>>}},
-    {    64,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols3584_dff7>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_0d28<Cols3072_37f3>>}},
+    {     1,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols3584_a3f3>>}},
+    {    64,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3584_dff7>>}},
     {  4096,   3584,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_f1ac<Cols3584_59c1>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_1db5<Cols4095>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_6ca1>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_6ca1>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_ffa9>>}},
-    {    64,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_6ca1>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_b34f<Cols3584_59c1>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_d10c<Cols4095>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols4096_6ca1>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols4096_ffa9>>}},
+    {    64,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols4096_6ca1>>}},
     {  4096,   4096,  8, 2u, 2u, false, {{128, 2, false, 0, 0, 4},
-     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_394a<Cols4096_0553>>}},
-    {  8192,   4096,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols4096_b22b>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f2f1<Cols4096_ff7b>>}},
-    {     1,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_91f9>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_8bed>>}},
-    {    64,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_8bed>>}},
-    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_5c09>>}},
-    {  4096,   5120,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols5120_4c5b>>}},
-    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols6144_48e7>>}},
-    {    64,   6144, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols6144_9f99>>}},
-    {  4096,   6144,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols6144_cb23>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols7168_fda8>>}},
-    {    64,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols7168_d334>>}},
-    {  4096,   7168,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols7168_04d8>>}},
-    {  8192,   7168,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols7168_1f62>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1db5<Cols8191>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_fe45>>}},
-    {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_1d3a>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols8192_21a0>>}},
+     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_52fb<Cols4096_0553>>}},
+    {  8192,   4096,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols4096_b22b>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_c824<Cols4096_ff7b>>}},
+    {     1,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_91f9>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_8bed>>}},
+    {    64,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_8bed>>}},
+    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_5c09>>}},
+    {  4096,   5120,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_4c5b>>}},
+    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_48e7>>}},
+    {    64,   6144, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_9f99>>}},
+    {  4096,   6144,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_cb23>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols7168_fda8>>}},
+    {    64,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols7168_d334>>}},
+    {  4096,   7168,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols7168_04d8>>}},
+    {  8192,   7168,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols7168_1f62>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d10c<Cols8191>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_fe45>>}},
+    {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_1d3a>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols8192_21a0>>}},
     {  4096,   8192,  8, 0u, 2u, false, {{256, 1, false, 0, 0, 4},
-     run<rmsnorm_fwd_bf16_team_per_row_66cd<Cols8192_dbfc>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols8192_6977>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_cfa1<Cols8192_dbfc>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_6977>>}},
     {     1,  12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols12288_0cc1>>}},
-    {    64,  12288, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols12288_2b05>>}},
-    {  4096,  12288,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols12288_d785>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_0cc1>>}},
+    {    64,  12288, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_2b05>>}},
+    {  4096,  12288,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_d785>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols16384_a733>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4480<Cols16384_adc5>>}},
-    {  4096,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols16384_1d16>>}},
-    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_1d43<Cols32768>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols16384_a733>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols16384_adc5>>}},
+    {  4096,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols16384_1d16>>}},
+    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols32768>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
      run<rmsnorm_fwd_bf16_cluster_per_row<Cols131072>>}},
 };

@@ -148,7 +148,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -432,15 +432,15 @@ rmsnorm_fwd_f16_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float16* y_row = y + valid_row * y_pitch;
+  const float16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -452,7 +452,7 @@ rmsnorm_fwd_f16_team_per_row(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -462,7 +462,7 @@ rmsnorm_fwd_f16_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -471,14 +471,12 @@ rmsnorm_fwd_f16_team_per_row(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -488,19 +486,19 @@ rmsnorm_fwd_f16_team_per_row(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -542,18 +540,18 @@ rmsnorm_fwd_f16_any_cols_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  float16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  float16* y_row = y + row * y_pitch;
+  const float16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -561,14 +559,12 @@ rmsnorm_fwd_f16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<float16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -584,19 +580,19 @@ rmsnorm_fwd_f16_any_cols_team_per_row(
     pass1_x_squares[0] += x_i * x_i;
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);

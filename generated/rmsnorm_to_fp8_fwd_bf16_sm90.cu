@@ -300,7 +300,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -734,7 +734,7 @@ struct Pass1 {  // state of pass 1: sum(x**2)
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -757,15 +757,15 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -780,7 +780,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -790,7 +790,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -799,14 +799,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -816,7 +814,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -824,7 +822,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float q_values[kVector];
@@ -847,7 +845,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6(
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_a73a(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -868,8 +866,8 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -880,7 +878,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -890,11 +888,11 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -906,7 +904,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    float8_e4m3* q_row = q + valid_row * q_pitch;
     if (!kAhead) fetch(valid_row);
     const float scale_value = scale[0];
     const float scale_inverse = 1.0f / scale_value;
@@ -927,14 +925,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -944,14 +940,14 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float q_values[kVector];
@@ -977,7 +973,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_2869(
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -998,8 +994,8 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1010,7 +1006,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1020,11 +1016,11 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1036,7 +1032,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    float8_e4m3* q_row = q + valid_row * q_pitch;
     if (!kAhead) fetch(valid_row);
     const float scale_value = scale[0];
     const float scale_inverse = 1.0f / scale_value;
@@ -1058,14 +1054,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1076,14 +1070,14 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float q_values[kVector];
@@ -1109,7 +1103,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0(
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_3099(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1132,15 +1126,15 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1155,7 +1149,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1165,7 +1159,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1174,14 +1168,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1191,7 +1183,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1199,7 +1191,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float q_values[kVector];
@@ -1222,7 +1214,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba(
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_a0e3(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -1245,15 +1237,15 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1269,7 +1261,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1279,7 +1271,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1288,14 +1280,12 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1306,7 +1296,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1314,7 +1304,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float q_values[kVector];
@@ -1357,14 +1347,14 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1374,14 +1364,12 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1392,7 +1380,7 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
@@ -1400,7 +1388,7 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
@@ -1571,41 +1559,41 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols896_6f43>>}},
-    {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols896_af82>>}},
-    {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_59af>>}},
-    {4096,  1024, 16, 0u, 0u, false, {{256, 8}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1024_2926>>}},
-    {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols1536_45f6>>}},
+    {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols896_6f43>>}},
+    {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols896_af82>>}},
+    {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols1024_59af>>}},
+    {4096,  1024, 16, 0u, 0u, false, {{256, 8}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols1024_2926>>}},
+    {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols1536_45f6>>}},
     {4096,  1536, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
-     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_2869<Cols1536_956c>>}},
-    {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2048_c541>>}},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a73a<Cols1536_956c>>}},
+    {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2048_c541>>}},
     {4096,  2048, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0<Cols2048_3786>>}},
-    {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2560_29d8>>}},
-    {4096,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols2560_e2d3>>}},
-    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols2880_6bb7>>}},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0<Cols2048_3786>>}},
+    {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2560_29d8>>}},
+    {4096,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols2560_e2d3>>}},
+    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2880_6bb7>>}},
     {4096,  2880, 16, 0u, 0u, false, {{256, 2, false, 0, 0, 4},
-     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e9c0<Cols2880_b2bf>>}},
-    {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols3072_7032>>}},
-    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols3072_a7a3>>}},
-    {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols3584_f085>>}},
-    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols3584_ddf4>>}},
-    {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_6930>>}},
-    {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_45a8>>}},
-    {  64,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols4096_6ca1>>}},
-    { 256,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols4096_9013>>}},
-    {1024,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols4096_69b0>>}},
-    {4096,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols4096_4714>>}},
-    {  64,  5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols5120_474a>>}},
-    {4096,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols5120_e82e>>}},
-    {  64,  6144, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols6144_8a9e>>}},
-    {4096,  6144, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols6144_fd70>>}},
-    {  64,  7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols7168_4838>>}},
-    {4096,  7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols7168_186a>>}},
-    {  64,  8192, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols8192_a3a8>>}},
-    {4096,  8192, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_36ba<Cols8192_9cee>>}},
-    {  64, 12288, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_12c6<Cols12288>>}},
-    {  64, 16384, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5e79<Cols16384>>}},
+     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0<Cols2880_b2bf>>}},
+    {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols3072_7032>>}},
+    {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols3072_a7a3>>}},
+    {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0e3<Cols3584_f085>>}},
+    {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0e3<Cols3584_ddf4>>}},
+    {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols4096_6930>>}},
+    {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols4096_45a8>>}},
+    {  64,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols4096_6ca1>>}},
+    { 256,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols4096_9013>>}},
+    {1024,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols4096_69b0>>}},
+    {4096,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols4096_4714>>}},
+    {  64,  5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols5120_474a>>}},
+    {4096,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols5120_e82e>>}},
+    {  64,  6144, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols6144_8a9e>>}},
+    {4096,  6144, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols6144_fd70>>}},
+    {  64,  7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols7168_4838>>}},
+    {4096,  7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols7168_186a>>}},
+    {  64,  8192, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols8192_a3a8>>}},
+    {4096,  8192, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols8192_9cee>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols12288>>}},
+    {  64, 16384, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0e3<Cols16384>>}},
 };
 
 // For any cols.

@@ -134,12 +134,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -284,7 +284,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -485,13 +485,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -620,7 +620,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
 // kGroup         columns
-// kGroupVectors  lanes that own one
+// kGroupVectors  threads that own one
 // kGroupStride   groups from one vector of a thread to its next
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
@@ -670,7 +670,7 @@ struct Pass1 {  // state of pass 1: sum(x**2)
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d409(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -699,19 +699,19 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -723,7 +723,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -733,7 +733,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -742,14 +742,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -759,7 +757,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -767,7 +765,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -809,7 +807,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4668(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -838,19 +836,19 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -862,7 +860,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -872,7 +870,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -881,14 +879,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -898,7 +894,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -906,7 +902,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -948,7 +944,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_de7d(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -977,19 +973,19 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1002,7 +998,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1012,7 +1008,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1021,14 +1017,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1039,7 +1033,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1047,7 +1041,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1089,7 +1083,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6b88(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1118,19 +1112,19 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1142,7 +1136,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1152,7 +1146,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1161,14 +1155,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1178,7 +1170,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1186,7 +1178,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1228,7 +1220,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7608(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1256,10 +1248,10 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -1270,7 +1262,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1280,11 +1272,11 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1296,9 +1288,9 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-    float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
+    float8_e4m3* q_row = q + valid_row * q_pitch;
+    float* scale_row = scale + valid_row * scale_pitch;
     if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1317,14 +1309,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1334,14 +1324,14 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1386,7 +1376,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f263(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1415,19 +1405,19 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1440,7 +1430,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1450,7 +1440,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1459,14 +1449,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1477,7 +1465,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1485,7 +1473,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1527,7 +1515,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bf79(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1556,19 +1544,19 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
       kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1581,7 +1569,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1591,7 +1579,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1600,14 +1588,12 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1618,7 +1604,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1626,7 +1612,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1693,32 +1679,30 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
       kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  float* scale_row = scale + row * scale_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1729,7 +1713,7 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
@@ -1737,7 +1721,7 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
@@ -1933,21 +1917,21 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c<Cols4096_8fc8>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c<Cols4096_8fc8>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_85c7<Cols4096_32f1>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab<Cols4096_68b0>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d409<Cols4096_8fc8>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d409<Cols4096_8fc8>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4668<Cols4096_32f1>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_de7d<Cols4096_68b0>>}},
     {1024, 4096, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_12a7<Cols4096_9c85>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6b88<Cols4096_9c85>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_31a0<Cols4096_2f1f>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84<Cols7168_57fd>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84<Cols7168_57fd>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_16ab<Cols7168_7ec8>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ee84<Cols7168_57fd>>}},
-    {1024, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_717c<Cols7168_2339>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7608<Cols4096_2f1f>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f263<Cols7168_57fd>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f263<Cols7168_57fd>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_de7d<Cols7168_7ec8>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f263<Cols7168_57fd>>}},
+    {1024, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d409<Cols7168_2339>>}},
     {4096, 7168, 16, 0u, 0u, false, {{128, 1, true},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_807b<Cols7168_cc7c>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bf79<Cols7168_cc7c>>}},
 };
 
 // For any cols.

@@ -131,12 +131,12 @@ __device__ __forceinline__ float computed_once(float value) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -362,7 +362,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -458,13 +458,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // N elements that all have that value.
@@ -642,7 +642,7 @@ struct Pass2_c723 {  // state of pass 2: absmax(y)
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4b08(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -669,16 +669,16 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -692,7 +692,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -702,7 +702,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -711,14 +711,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -728,7 +726,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -738,7 +736,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -756,14 +754,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
       divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -791,7 +789,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_471b(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -818,16 +816,16 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -841,7 +839,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -851,7 +849,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -860,14 +858,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -877,7 +873,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -887,7 +883,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -904,14 +900,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
   const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -939,7 +935,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8c6b(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -966,16 +962,16 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -989,7 +985,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -999,7 +995,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1008,14 +1004,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1025,7 +1019,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1035,7 +1029,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1052,14 +1046,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
   const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       float y_values[kVector];
@@ -1087,7 +1081,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_d040(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1114,16 +1108,16 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1139,7 +1133,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1149,7 +1143,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1158,14 +1152,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1176,7 +1168,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1186,7 +1178,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1205,14 +1197,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
       divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       float q_values[kVector];
@@ -1237,7 +1229,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_87e5(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1264,16 +1256,16 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_43c1> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1289,7 +1281,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1299,7 +1291,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1308,14 +1300,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1326,7 +1316,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1336,7 +1326,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1354,14 +1344,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
   const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       float q_values[kVector];
@@ -1386,7 +1376,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_06de(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1413,16 +1403,16 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -1438,7 +1428,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1448,7 +1438,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1457,14 +1447,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1475,7 +1463,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
@@ -1485,7 +1473,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
   // Pass 2: absmax(y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       #pragma unroll
@@ -1504,14 +1492,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
       divide_by_remainder(maximum(amax_min, minimum(scale_ub, pass2.y_absmax)), 448.0f, 1.0f / 448.0f);
   const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       float q_values[kVector];
@@ -1536,7 +1524,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_f62a(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1561,8 +1549,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
 
   Chain::at_start();
@@ -1572,7 +1560,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -1582,11 +1570,11 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1598,8 +1586,8 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
+    float8_e4m3* q_row = q + valid_row * q_pitch;
     if (!kAhead) fetch(valid_row);
     const float scale_ub = __int_as_float(0x7f800000);
 
@@ -1619,14 +1607,12 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_x_squares[kRunningSums] = {};
+    float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1636,7 +1622,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
       }
     }
 
-    pass1.x_squares = sum_in_pairs(pass1_x_squares);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
@@ -1645,7 +1631,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
     // Pass 2: absmax(y)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -1662,14 +1648,14 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c(
     const float row_scale = maximum(amax_min, minimum(scale_ub, pass2.y_absmax)) / 448.0f;
     const float row_scale_inverse = 1.0f / row_scale;
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       scale[row] = row_scale;
     }
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float y_values[kVector];
@@ -1723,15 +1709,15 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_c723> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1740,14 +1726,12 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -1758,7 +1742,7 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, cols));
@@ -1768,7 +1752,7 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
   // Pass 2: absmax(y)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
@@ -1787,14 +1771,14 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row(
   const float row_scale = maximum(amax_min, minimum(scale_ub_value, pass2.y_absmax)) / 448.0f;
   const float row_scale_inverse = 1.0f / row_scale;
 
-  if (lane == 0) {
+  if (row_thread == 0) {
     scale[row] = row_scale;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + first_col + step * kStride) :
@@ -1977,29 +1961,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd<Cols4096_04c0>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4b08<Cols4096_04c0>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd<Cols4096_f17b>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4b08<Cols4096_f17b>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e2fd<Cols4096_f17b>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4b08<Cols4096_f17b>>}},
     { 256, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8754<Cols4096_f829>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_471b<Cols4096_f829>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e<Cols4096_4e16>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8c6b<Cols4096_4e16>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_1d6e<Cols4096_b039>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_8c6b<Cols4096_b039>>}},
     {   1, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_fda8>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_d040<Cols7168_fda8>>}},
     {  16, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_fda8>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_d040<Cols7168_fda8>>}},
     {  64, 7168, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_92b1<Cols7168_c931>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_d040<Cols7168_c931>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17c5<Cols7168_b0d1>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_87e5<Cols7168_b0d1>>}},
     {1024, 7168, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fdf7<Cols7168_90e4>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_06de<Cols7168_90e4>>}},
     {4096, 7168, 16, 2u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0d4c<Cols7168_06de>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_f62a<Cols7168_06de>>}},
 };
 
 // For any cols.

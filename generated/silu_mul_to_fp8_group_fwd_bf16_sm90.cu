@@ -103,12 +103,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -330,13 +330,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
@@ -421,7 +421,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -441,7 +441,7 @@ struct Threads {
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
 // kGroup         columns
-// kGroupVectors  lanes that own one
+// kGroupVectors  threads that own one
 // kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols6144_38a0 : Plain {
@@ -482,7 +482,7 @@ struct AnyCols : Plain { using Team = Threads<256, 1>;
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -504,16 +504,16 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c(
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  float* scale_row = scale + row * scale_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -524,7 +524,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c(
   // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
       up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
@@ -536,7 +536,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c(
   // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float q_values[kVector];
       float y_kept[kVector];
@@ -572,7 +572,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c(
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -594,16 +594,16 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d(
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  float* scale_row = scale + row * scale_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -614,7 +614,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d(
   // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
       up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
@@ -626,7 +626,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d(
   // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float q_values[kVector];
       float y_kept[kVector];
@@ -683,18 +683,18 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row(
       kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  float* scale_row = scale + row * scale_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -702,7 +702,7 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row(
   // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + first_col + step * kStride);
@@ -891,29 +891,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols6144_38a0>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83<Cols6144_38a0>>}},
     {  16,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols6144_38a0>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83<Cols6144_38a0>>}},
     {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols6144_b768>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83<Cols6144_b768>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_c70f>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30<Cols6144_c70f>>}},
     {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30<Cols6144_6b63>>}},
     {4096,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols6144_2353>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30<Cols6144_2353>>}},
     {   1, 12288, 16, 0u, 0u, false, {{384, 1, false, 0, 0, 0, 1, 8},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_4f78>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83<Cols12288_4f78>>}},
     {  16, 12288, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_3279>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83<Cols12288_3279>>}},
     {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_d03c<Cols12288_1216>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_ba83<Cols12288_1216>>}},
     { 256, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_94ce>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30<Cols12288_94ce>>}},
     {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_ee93>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30<Cols12288_ee93>>}},
     {4096, 12288, 16, 0u, 0u, false, {{192, 1, true, 0, 0, 0, 1, 4},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_3b4d<Cols12288_8a85>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_1d30<Cols12288_8a85>>}},
 };
 
 // For any cols.

@@ -140,7 +140,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -381,16 +381,16 @@ softmax_bwd_bf16_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-  const bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  bfloat16* dx_row = dx + valid_row * dx_pitch;
+  const bfloat16* dy_row = dy + valid_row * dy_pitch;
+  const bfloat16* y_row = y + valid_row * y_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -402,7 +402,7 @@ softmax_bwd_bf16_team_per_row(
   // Read the row of dy and y once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       dy_held[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
       y_held[step] = read<kVector, Load>(y_row + first_col + step * kStride);
@@ -411,13 +411,12 @@ softmax_bwd_bf16_team_per_row(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  float pass1_dy_y_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_dy_y_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(dy * y)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -428,14 +427,14 @@ softmax_bwd_bf16_team_per_row(
     }
   }
 
-  pass1.dy_y_sum = sum_in_pairs(pass1_dy_y_sum);
+  Pass1 pass1 = {sum_in_pairs(pass1_dy_y_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float dx_values[kVector];
       #pragma unroll
@@ -474,19 +473,19 @@ softmax_bwd_bf16_any_cols_team_per_row(
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* dx_row = dx + row * dx_pitch;
+  const bfloat16* dy_row = dy + row * dy_pitch;
+  const bfloat16* y_row = y + row * y_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -494,13 +493,12 @@ softmax_bwd_bf16_any_cols_team_per_row(
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  float pass1_dy_y_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_dy_y_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(dy * y)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + first_col + step * kStride);
@@ -520,14 +518,14 @@ softmax_bwd_bf16_any_cols_team_per_row(
     pass1_dy_y_sum[0] += dy_i * y_i;
   }
 
-  pass1.dy_y_sum = sum_in_pairs(pass1_dy_y_sum);
+  Pass1 pass1 = {sum_in_pairs(pass1_dy_y_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + first_col + step * kStride);

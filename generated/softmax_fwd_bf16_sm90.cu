@@ -216,12 +216,12 @@ __device__ __forceinline__ void cp_async_wait() {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -450,7 +450,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -481,7 +481,7 @@ struct Block : Threads<kThreadsPerRow, 1> {
 template <int kBlocks, int kBlockThreads>
 struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
   static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
@@ -536,13 +536,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -757,7 +757,7 @@ struct Pass2_f5cf {  // state of pass 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_0537(
+softmax_fwd_bf16_team_per_row_5e1e(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -775,15 +775,15 @@ softmax_fwd_bf16_team_per_row_0537(
   __shared__ typename Team::template Slots<Pass1_6d84> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_ed0d> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -796,7 +796,7 @@ softmax_fwd_bf16_team_per_row_0537(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -809,7 +809,7 @@ softmax_fwd_bf16_team_per_row_0537(
   // Pass 1: max(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -823,13 +823,12 @@ softmax_fwd_bf16_team_per_row_0537(
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
-  Pass2_ed0d pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp_approximate_x_minus_row_max)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -841,14 +840,14 @@ softmax_fwd_bf16_team_per_row_0537(
     }
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2_ed0d pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_sum_inverse = 1.0f / pass2.row_sum;
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -868,7 +867,7 @@ softmax_fwd_bf16_team_per_row_0537(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_ff6d(
+softmax_fwd_bf16_team_per_row_8368(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -885,15 +884,15 @@ softmax_fwd_bf16_team_per_row_ff6d(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -904,7 +903,7 @@ softmax_fwd_bf16_team_per_row_ff6d(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -917,7 +916,7 @@ softmax_fwd_bf16_team_per_row_ff6d(
   // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
@@ -944,7 +943,7 @@ softmax_fwd_bf16_team_per_row_ff6d(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -964,7 +963,7 @@ softmax_fwd_bf16_team_per_row_ff6d(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_5755(
+softmax_fwd_bf16_team_per_row_b858(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -981,15 +980,15 @@ softmax_fwd_bf16_team_per_row_5755(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1000,7 +999,7 @@ softmax_fwd_bf16_team_per_row_5755(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1013,7 +1012,7 @@ softmax_fwd_bf16_team_per_row_5755(
   // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
@@ -1040,7 +1039,7 @@ softmax_fwd_bf16_team_per_row_5755(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -1060,7 +1059,7 @@ softmax_fwd_bf16_team_per_row_5755(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_2016(
+softmax_fwd_bf16_team_per_row_2a7d(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1078,16 +1077,16 @@ softmax_fwd_bf16_team_per_row_2016(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1097,7 +1096,7 @@ softmax_fwd_bf16_team_per_row_2016(
   // Read the row of x once; it waits in shared memory.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       write(x_shared + (step * kThreads + threadIdx.x) * kVector,
           read<kVector, Load>(x_row + first_col + step * kStride));
@@ -1111,7 +1110,7 @@ softmax_fwd_bf16_team_per_row_2016(
   // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = pass1.row_max;
@@ -1139,7 +1138,7 @@ softmax_fwd_bf16_team_per_row_2016(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
@@ -1160,7 +1159,7 @@ softmax_fwd_bf16_team_per_row_2016(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_42bb(
+softmax_fwd_bf16_team_per_row_abb5(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1178,22 +1177,22 @@ softmax_fwd_bf16_team_per_row_42bb(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
@@ -1206,7 +1205,7 @@ softmax_fwd_bf16_team_per_row_42bb(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1222,7 +1221,7 @@ softmax_fwd_bf16_team_per_row_42bb(
   // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
@@ -1255,7 +1254,7 @@ softmax_fwd_bf16_team_per_row_42bb(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       float y_values[kVector];
       #pragma unroll
@@ -1283,7 +1282,7 @@ softmax_fwd_bf16_team_per_row_42bb(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_aa98(
+softmax_fwd_bf16_team_per_row_8df5(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1301,23 +1300,23 @@ softmax_fwd_bf16_team_per_row_aa98(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       (x_row - x)) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
@@ -1329,7 +1328,7 @@ softmax_fwd_bf16_team_per_row_aa98(
   // Each thread copies its own vectors to its own slots of shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
     }
@@ -1348,7 +1347,7 @@ softmax_fwd_bf16_team_per_row_aa98(
   // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = pass1.row_max;
@@ -1382,7 +1381,7 @@ softmax_fwd_bf16_team_per_row_aa98(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
@@ -1411,7 +1410,7 @@ softmax_fwd_bf16_team_per_row_aa98(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_a86f(
+softmax_fwd_bf16_team_per_row_13da(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1428,16 +1427,16 @@ softmax_fwd_bf16_team_per_row_a86f(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1447,7 +1446,7 @@ softmax_fwd_bf16_team_per_row_a86f(
   // Each thread copies its own vectors to its own slots of shared memory.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
     }
@@ -1463,7 +1462,7 @@ softmax_fwd_bf16_team_per_row_a86f(
   // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = pass1.row_max;
@@ -1491,7 +1490,7 @@ softmax_fwd_bf16_team_per_row_a86f(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
@@ -1512,7 +1511,7 @@ softmax_fwd_bf16_team_per_row_a86f(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_8a22(
+softmax_fwd_bf16_team_per_row_be59(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1531,16 +1530,16 @@ softmax_fwd_bf16_team_per_row_8a22(
   constexpr int kHeldSteps = Config::kHeldSteps;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1551,7 +1550,7 @@ softmax_fwd_bf16_team_per_row_8a22(
   // Each thread copies its own vectors to its own slots of shared memory.
   #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       copy_async<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector,
           x_row + first_col + step * kStride);
@@ -1563,7 +1562,7 @@ softmax_fwd_bf16_team_per_row_8a22(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -1576,7 +1575,7 @@ softmax_fwd_bf16_team_per_row_8a22(
   // Pass 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float new_max = pass1.row_max;
       float sums[kRunningSums] = {};
@@ -1600,7 +1599,7 @@ softmax_fwd_bf16_team_per_row_8a22(
 
   #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -1629,7 +1628,7 @@ softmax_fwd_bf16_team_per_row_8a22(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -1645,7 +1644,7 @@ softmax_fwd_bf16_team_per_row_8a22(
 
   #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -1667,7 +1666,7 @@ softmax_fwd_bf16_team_per_row_8a22(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_847d(
+softmax_fwd_bf16_team_per_row_8ca7(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1684,16 +1683,16 @@ softmax_fwd_bf16_team_per_row_847d(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -1703,7 +1702,7 @@ softmax_fwd_bf16_team_per_row_847d(
   // Each thread copies its own vectors to its own slots of shared memory.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
     }
@@ -1719,7 +1718,7 @@ softmax_fwd_bf16_team_per_row_847d(
   // Pass 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = pass1.row_max;
@@ -1747,7 +1746,7 @@ softmax_fwd_bf16_team_per_row_847d(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
@@ -1768,7 +1767,7 @@ softmax_fwd_bf16_team_per_row_847d(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_cluster_per_row_aab3(
+softmax_fwd_bf16_cluster_per_row_12f6(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1787,8 +1786,8 @@ softmax_fwd_bf16_cluster_per_row_aab3(
   __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long pass2_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1807,11 +1806,11 @@ softmax_fwd_bf16_cluster_per_row_aab3(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1822,7 +1821,7 @@ softmax_fwd_bf16_cluster_per_row_aab3(
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
     if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1842,7 +1841,7 @@ softmax_fwd_bf16_cluster_per_row_aab3(
     // Pass 1: max(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1855,14 +1854,12 @@ softmax_fwd_bf16_cluster_per_row_aab3(
 
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
 
-    Pass2_ed0d pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_row_sum[kRunningSums] = {};
+    float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(exp_approximate_x_minus_row_max)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1874,14 +1871,14 @@ softmax_fwd_bf16_cluster_per_row_aab3(
       }
     }
 
-    pass2.row_sum = sum_in_pairs(pass2_row_sum);
+    Pass2_ed0d pass2 = {sum_in_pairs(pass2_row_sum)};
     pass2 = exchange_cluster<kWarps, kCluster>(pass2, pass2_slots, pass2_full, trip);
     const float row_sum_inverse = 1.0f / pass2.row_sum;
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float y_values[kVector];
         #pragma unroll
@@ -1904,7 +1901,7 @@ softmax_fwd_bf16_cluster_per_row_aab3(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_cluster_per_row_b7a7(
+softmax_fwd_bf16_cluster_per_row_60b9(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1923,8 +1920,8 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
   __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long pass2_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1943,11 +1940,11 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
   Vec<bfloat16, kVector> x_next[kSteps];
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -1958,7 +1955,7 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
     if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1976,7 +1973,7 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
     // Pass 1: max(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1988,14 +1985,12 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
 
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
 
-    Pass2_c7b4 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_row_sum[kRunningSums] = {};
+    float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(exp_approximate(x - row_max))
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2005,14 +2000,14 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
       }
     }
 
-    pass2.row_sum = sum_in_pairs(pass2_row_sum);
+    Pass2_c7b4 pass2 = {sum_in_pairs(pass2_row_sum)};
     pass2 = exchange_cluster<kWarps, kCluster>(pass2, pass2_slots, pass2_full, trip);
     const float row_sum_inverse = divide_by_remainder(1.0f, pass2.row_sum, reciprocal_approximate(pass2.row_sum));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float y_values[kVector];
         #pragma unroll
@@ -2035,7 +2030,7 @@ softmax_fwd_bf16_cluster_per_row_b7a7(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_cluster_per_row_4973(
+softmax_fwd_bf16_cluster_per_row_09d1(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -2053,8 +2048,8 @@ softmax_fwd_bf16_cluster_per_row_4973(
   __shared__ unsigned long long pass1_full[2];
   __shared__ unsigned long long pass2_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -2073,11 +2068,11 @@ softmax_fwd_bf16_cluster_per_row_4973(
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
       }
@@ -2089,7 +2084,7 @@ softmax_fwd_bf16_cluster_per_row_4973(
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    bfloat16* y_row = y + row * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -2097,7 +2092,7 @@ softmax_fwd_bf16_cluster_per_row_4973(
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
@@ -2112,7 +2107,7 @@ softmax_fwd_bf16_cluster_per_row_4973(
     // Pass 1: max(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2124,14 +2119,12 @@ softmax_fwd_bf16_cluster_per_row_4973(
 
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
 
-    Pass2_c7b4 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_row_sum[kRunningSums] = {};
+    float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(exp_approximate(x - row_max))
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2141,14 +2134,14 @@ softmax_fwd_bf16_cluster_per_row_4973(
       }
     }
 
-    pass2.row_sum = sum_in_pairs(pass2_row_sum);
+    Pass2_c7b4 pass2 = {sum_in_pairs(pass2_row_sum)};
     pass2 = exchange_cluster<kWarps, kCluster>(pass2, pass2_slots, pass2_full, trip);
     const float row_sum_inverse = divide_by_remainder(1.0f, pass2.row_sum, reciprocal_approximate(pass2.row_sum));
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float y_values[kVector];
         #pragma unroll
@@ -2188,18 +2181,18 @@ softmax_fwd_bf16_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1_6d84> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_f5cf> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -2212,7 +2205,7 @@ softmax_fwd_bf16_any_cols_team_per_row(
   // Pass 1: max(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -2231,13 +2224,12 @@ softmax_fwd_bf16_any_cols_team_per_row(
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
-  Pass2_f5cf pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -2253,14 +2245,14 @@ softmax_fwd_bf16_any_cols_team_per_row(
     pass2_row_sum[0] += expf(x_i - pass1.row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2_f5cf pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_sum_inverse = 1.0f / pass2.row_sum;
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float y_values[kVector];
@@ -2448,50 +2440,50 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048, 16, 0u, 0u, false, {{32}, run<softmax_fwd_bf16_team_per_row_0537<Cols2048>>}},
-    { 4096,  32000, 16, 0u, 0u, false, {{512, 1, true}, run<softmax_fwd_bf16_team_per_row_ff6d<Cols32000>>}},
+    { 8192,   2048, 16, 0u, 0u, false, {{32}, run<softmax_fwd_bf16_team_per_row_5e1e<Cols2048>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{512, 1, true}, run<softmax_fwd_bf16_team_per_row_8368<Cols32000>>}},
     {   64,  32064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols32064>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols32064>>}},
     {   64,  32768, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols32768_405d>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols32768_405d>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_team_per_row_2016<Cols32768_cd04>>}},
+     run<softmax_fwd_bf16_team_per_row_2a7d<Cols32768_cd04>>}},
     {   64,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_42bb<Cols50257_4252>>}},
+     run<softmax_fwd_bf16_team_per_row_abb5<Cols50257_4252>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{256, 1, false, 0, 0, 0, 2, 1, 53248},
-     run<softmax_fwd_bf16_team_per_row_aa98<Cols50257_bcdb>>}},
+     run<softmax_fwd_bf16_team_per_row_8df5<Cols50257_bcdb>>}},
     {   64,  51200, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols51200>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols51200>>}},
     {   64,  51865,  2, 0u, 0u,  true, {{256, 1, false, 0, 0, 0, 2},
-     run<softmax_fwd_bf16_team_per_row_42bb<Cols51865>>}},
+     run<softmax_fwd_bf16_team_per_row_abb5<Cols51865>>}},
     {   64, 100352, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 28672},
-     run<softmax_fwd_bf16_team_per_row_a86f<Cols100352>>}},
+     run<softmax_fwd_bf16_team_per_row_13da<Cols100352>>}},
     {   64, 128256, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols128256_5a43>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols128256_5a43>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_team_per_row_8a22<Cols128256_b4e9>>}},
+     run<softmax_fwd_bf16_team_per_row_be59<Cols128256_b4e9>>}},
     {   64, 129280, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 2, 1, 131072},
-     run<softmax_fwd_bf16_team_per_row_847d<Cols129280>>}},
+     run<softmax_fwd_bf16_team_per_row_8ca7<Cols129280>>}},
     {   64, 131072,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 4, 16},
-     run<softmax_fwd_bf16_cluster_per_row_aab3<Cols131072>>}},
+     run<softmax_fwd_bf16_cluster_per_row_12f6<Cols131072>>}},
     {   64, 151552, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
-     run<softmax_fwd_bf16_team_per_row_ff6d<Cols151552>>}},
+     run<softmax_fwd_bf16_team_per_row_8368<Cols151552>>}},
     {   64, 151936, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 4, 16},
-     run<softmax_fwd_bf16_cluster_per_row_b7a7<Cols151936>>}},
+     run<softmax_fwd_bf16_cluster_per_row_60b9<Cols151936>>}},
     {   64, 152064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols152064>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols152064>>}},
     {   64, 163840, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 4, 16, 1, 20480},
-     run<softmax_fwd_bf16_cluster_per_row_4973<Cols163840>>}},
+     run<softmax_fwd_bf16_cluster_per_row_09d1<Cols163840>>}},
     {   64, 200064, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 16},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols200064>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols200064>>}},
     {   64, 201088, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 16},
-     run<softmax_fwd_bf16_team_per_row_5755<Cols201088>>}},
+     run<softmax_fwd_bf16_team_per_row_b858<Cols201088>>}},
     {   64, 202048, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 16},
-     run<softmax_fwd_bf16_team_per_row_ff6d<Cols202048>>}},
+     run<softmax_fwd_bf16_team_per_row_8368<Cols202048>>}},
     {   64, 256000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 16, 1, 32768},
-     run<softmax_fwd_bf16_team_per_row_847d<Cols256000>>}},
+     run<softmax_fwd_bf16_team_per_row_8ca7<Cols256000>>}},
     {   64, 262144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 4, 16, 1, 32768},
-     run<softmax_fwd_bf16_cluster_per_row_4973<Cols262144>>}},
+     run<softmax_fwd_bf16_cluster_per_row_09d1<Cols262144>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -249,7 +249,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -280,7 +280,7 @@ struct Block : Threads<kThreadsPerRow, 1> {
 template <int kBlocks, int kBlockThreads>
 struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
   static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
@@ -493,7 +493,7 @@ struct Pass2_f5cf {  // state of pass 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_f32_team_per_row_2044(
+softmax_fwd_f32_team_per_row_6501(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -511,15 +511,15 @@ softmax_fwd_f32_team_per_row_2044(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_d7bb> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + valid_row * y_pitch;
+  const float* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -532,7 +532,7 @@ softmax_fwd_f32_team_per_row_2044(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -545,7 +545,7 @@ softmax_fwd_f32_team_per_row_2044(
   // Pass 1: max(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -559,13 +559,12 @@ softmax_fwd_f32_team_per_row_2044(
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
-  Pass2_d7bb pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp_x_minus_row_max)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -577,14 +576,14 @@ softmax_fwd_f32_team_per_row_2044(
     }
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2_d7bb pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_sum_inverse = 1.0f / pass2.row_sum;
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -604,7 +603,7 @@ softmax_fwd_f32_team_per_row_2044(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_f32_team_per_row_1386(
+softmax_fwd_f32_team_per_row_90b3(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -625,16 +624,16 @@ softmax_fwd_f32_team_per_row_1386(
   __shared__ typename Team::template Slots<Pass2_f5cf> pass2_slots;
   __shared__ unsigned long long arrived;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
   float* x_shared = reinterpret_cast<float*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + valid_row * y_pitch;
+  const float* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -664,7 +663,7 @@ softmax_fwd_f32_team_per_row_1386(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -677,7 +676,7 @@ softmax_fwd_f32_team_per_row_1386(
   // Pass 1: max(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -691,7 +690,7 @@ softmax_fwd_f32_team_per_row_1386(
 
   #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -706,13 +705,12 @@ softmax_fwd_f32_team_per_row_1386(
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
-  Pass2_f5cf pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -724,7 +722,7 @@ softmax_fwd_f32_team_per_row_1386(
 
   #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -736,14 +734,14 @@ softmax_fwd_f32_team_per_row_1386(
     }
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2_f5cf pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_sum_inverse = 1.0f / pass2.row_sum;
 
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -759,7 +757,7 @@ softmax_fwd_f32_team_per_row_1386(
 
   #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
@@ -798,18 +796,18 @@ softmax_fwd_f32_any_cols_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2_f5cf> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  float* y_row = y + row * y_pitch;
+  const float* x_row = x + row * x_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -822,7 +820,7 @@ softmax_fwd_f32_any_cols_team_per_row(
   // Pass 1: max(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -841,13 +839,12 @@ softmax_fwd_f32_any_cols_team_per_row(
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
 
-  Pass2_f5cf pass2 = {0.0f};
-  float pass2_row_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_row_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -863,14 +860,14 @@ softmax_fwd_f32_any_cols_team_per_row(
     pass2_row_sum[0] += expf(x_i - pass1.row_max);
   }
 
-  pass2.row_sum = sum_in_pairs(pass2_row_sum);
+  Pass2_f5cf pass2 = {sum_in_pairs(pass2_row_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_sum_inverse = 1.0f / pass2.row_sum;
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       float y_values[kVector];
@@ -1043,9 +1040,9 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192,   4096,  8, 0u, 0u, false, {{64}, run<softmax_fwd_f32_team_per_row_2044<Cols4096>>}},
+    {8192,   4096,  8, 0u, 0u, false, {{64}, run<softmax_fwd_f32_team_per_row_6501<Cols4096>>}},
     {4096, 131072, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 2, 1, 147456},
-     run<softmax_fwd_f32_team_per_row_1386<Cols131072>>}},
+     run<softmax_fwd_f32_team_per_row_90b3<Cols131072>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

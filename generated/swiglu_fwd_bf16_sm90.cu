@@ -139,12 +139,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
+__device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
@@ -329,13 +329,13 @@ template <class Config, typename T> using Input = typename Config::Chain::templa
 // Starts while the kernel in front still runs (programmatic dependent launch).
 struct Early : InOrder {
   template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void wait() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
 };
 
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_loads() { griddepcontrol_launch_dependents(); }
 };
 
 // Blocks of one tile of rows take the tiles in order. `last` is the number of the last tile.
@@ -376,7 +376,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -525,13 +525,13 @@ swiglu_fwd_bf16_block_per_part(
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -542,7 +542,7 @@ swiglu_fwd_bf16_block_per_part(
   // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
       up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
@@ -554,7 +554,7 @@ swiglu_fwd_bf16_block_per_part(
   // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -593,16 +593,16 @@ swiglu_fwd_bf16_team_per_row(
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(valid_row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(valid_row) * up_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* gate_row = gate + valid_row * gate_pitch;
+  const bfloat16* up_row = up + valid_row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -613,7 +613,7 @@ swiglu_fwd_bf16_team_per_row(
   // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
       up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
@@ -625,7 +625,7 @@ swiglu_fwd_bf16_team_per_row(
   // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float y_values[kVector];
       #pragma unroll
@@ -663,19 +663,19 @@ swiglu_fwd_bf16_any_cols_team_per_row(
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kUnroll = Config::kUnroll;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int row = Order::tile(blockIdx.x, rows - 1);
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  bfloat16* y_row = y + row * y_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(gate_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < cols;
 
   Chain::at_start();
@@ -684,7 +684,7 @@ swiglu_fwd_bf16_any_cols_team_per_row(
   // One pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + first_col + step * kStride);

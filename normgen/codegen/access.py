@@ -21,6 +21,11 @@ from normgen.schedule.plan import Plan, Waiting
 from normgen.spec.spec import Kind
 
 
+def operand(text: str) -> str:
+    """The text as a factor of a pitch, which makes a product of 64 bits of it."""
+    return text if text.isidentifier() else f"({text})"
+
+
 def policy(hint: LoadHint | StoreHint) -> str:
     """The library's type for a cache hint: EvictLast."""
     return "".join(word.capitalize() for word in hint.value.split("_"))
@@ -99,13 +104,13 @@ class Tensors:
         const = "const " if tensor.is_const else ""
         match tensor.layout:
             case ScaleLayout.ROW_MAJOR:
-                step = f"static_cast<long long>({row}) * {tensor.name}_pitch"
+                step = f"{operand(row)} * {tensor.name}_pitch"
             case ScaleLayout.COLUMN_MAJOR:
                 step = row
             case ScaleLayout.PACKED:
                 step = f"static_cast<long long>({row}) * {WORD}"
             case ScaleLayout.SWIZZLED:
-                tile = f"static_cast<long long>({row} / {TILE_ROWS}) * {tensor.name}_pitch"
+                tile = f"({row} / {TILE_ROWS}) * {tensor.name}_pitch"
                 step = f"{tile} + place_in_tile({row})"
         start = f"{tensor.name} + {step}"
         return Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", start)
@@ -117,7 +122,7 @@ class Tensors:
             case ScaleLayout.ROW_MAJOR:
                 return self._write_value(tensor, f"{start}[{group}]", value)
             case ScaleLayout.COLUMN_MAJOR:
-                return self._write_value(tensor, f"{start}[static_cast<long long>({group}) * {pitch}]", value)
+                return self._write_value(tensor, f"{start}[{operand(group)} * {pitch}]", value)
             case ScaleLayout.PACKED:
                 return f"write_packed({start}, {pitch}, {group}, {groups}, {value})"
             case ScaleLayout.SWIZZLED:
@@ -256,7 +261,7 @@ class Access(Tensors):
         return self.unless_null(load.of, f"read_rolled<{how}>({start}, {site.at}, {by}, {self.cols})", site.width)
 
     def edge_reads(self, name: str) -> tuple[Statement, ...]:
-        """Reads of this lane's element of the edge, of all held tensors."""
+        """Reads of this thread's element of the edge, of all held tensors."""
         if not self.plan.cut.edged:
             return ()
         reads = [(ld.name, self.read_elem(ld.name, EDGE)) for ld in self.plan.held]
@@ -430,7 +435,7 @@ class Access(Tensors):
             found += [Let("const int", "row", f"first_row + block_row{self._apart}")] if self.plan.rows_beside else []
         if self.plan.rows_beside:
             other = "own_row" if self.plan.one_shift else self.last
-            what = "their lane's first row" if self.plan.one_shift else "it"
+            what = "their thread's first row" if self.plan.one_shift else "it"
             why = f"threads past the last row redo {what} and store nothing"
             found.append(Let("const bool", "active", f"kRowsPerBlock == 1 || row < {self.end}", why))
             found.append(Let("const int", "valid_row", f"active ? row : {other}"))
@@ -480,27 +485,27 @@ class Access(Tensors):
             shift = f"({first} / {size} % kVector + {offset}) % {self.unit}"
         return [
             Comment(
-                "Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each."
+                "Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each."
             ),
             Let("const int", "shift", f"static_cast<int>({shift})"),
             Let("const int", "head", f"({self.unit} - shift) % {self.unit}"),
-            Let("const int", "first_col", "head + lane * kVector"),
+            Let("const int", "first_col", "head + row_thread * kVector"),
             Let("const int", "vectors", f"({self.cols} - head) / kVector"),
-            Let("const int", "edge", "lane < head ? lane : lane + vectors * kVector"),
+            Let("const int", "edge", "row_thread < head ? row_thread : row_thread + vectors * kVector"),
             Let("const bool", "has_edge", f"edge < {self.cols}"),
         ]
 
     def edge(self) -> list[Statement]:
-        """The element outside of the whole vectors that this lane owns in every row."""
+        """The element outside of the whole vectors that this thread owns in every row."""
         plan = self.plan
         if plan.one_shift:
             x = self.first_elem.name
             slot = f"{self.first_tile} + block_row{self._apart}"
-            offset = f"static_cast<long long>(own_row) * {x}_pitch"
+            offset = f"own_row * {x}_pitch"
             of = self.unit if plan.cut.has_unit else "the vector"
             first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile
             return [
-                Comment(f"The grid's stride is a multiple of {of}: all rows of this lane shift alike."),
+                Comment(f"The grid's stride is a multiple of {of}: all rows of this thread shift alike."),
                 Let("const int", "own_row", first),
                 *self.shift(f"{x} + {offset}", offset),
             ]
@@ -508,7 +513,7 @@ class Access(Tensors):
             return []
         vectors = "vectors" if plan.problem.any_cols else "kVectors"
         return [
-            Comment("The elements behind the last whole vector belong to a lane each."),
-            Let("const int", "edge", f"lane + {vectors} * kVector"),
+            Comment("The elements behind the last whole vector belong to a thread each."),
+            Let("const int", "edge", f"row_thread + {vectors} * kVector"),
             Let("const bool", "has_edge", f"edge < {self.cols}"),
         ]

@@ -33,7 +33,7 @@ def chain_setting(schedule: Schedule) -> TypeSetting:
     waits = {"wait_for_partner"} if launch is DependentLaunch.ON else {"wait", "wait_for_partner"}
     waits = set() if launch is DependentLaunch.OFF else waits
     starts = {DependentLaunch.OFF: "", DependentLaunch.ON: "at_start"}.get(launch, f"at_{launch.value}")
-    does = {"wait": "dependency_wait()", "start": "dependency_trigger()", "": ""}
+    does = {"wait": "griddepcontrol_wait()", "start": "griddepcontrol_launch_dependents()", "": ""}
     what = {call: "wait" if call in waits else "start" if call == starts else "" for call in _CALLS}
     return type_setting("Chain", chain_of(schedule), {f"Chain::{call}": does[kind] for call, kind in what.items()})
 

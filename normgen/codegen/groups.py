@@ -50,7 +50,7 @@ class Groups:
         stride = "groups from one vector of a thread to its next"
         return [
             setting("kGroup", group, "columns"),
-            constant("kGroupVectors", "kGroup / kVector", "lanes that own one"),
+            constant("kGroupVectors", "kGroup / kVector", "threads that own one"),
             constant("kGroupStride", "kThreadsPerRow / kGroupVectors", stride),
         ]
 
@@ -58,10 +58,10 @@ class Groups:
         """Which group a thread's first vector is of: unsigned quotients are shifts, and found once for all steps."""
         if not self.plan.group_stores:
             return []
-        lane = "static_cast<unsigned>(lane)"
+        thread = "static_cast<unsigned>(row_thread)"
         return [
-            Let("const int", "own_group", f"{lane} / kGroupVectors", "the group of a thread's first vector"),
-            Let("const bool", "leads_group", f"{lane} % kGroupVectors == 0", "it writes what its group has"),
+            Let("const int", "own_group", f"{thread} / kGroupVectors", "the group of a thread's first vector"),
+            Let("const bool", "leads_group", f"{thread} % kGroupVectors == 0", "it writes what its group has"),
         ]
 
     def walk(

@@ -191,7 +191,7 @@ class MainKernel:
             nullable = self.plan.problem.tensor(store.tensor).nullable
             wanted = (If(f"{store.tensor} != nullptr", (write,), alone=True),) if nullable else (write,)
             stores += self.access.if_wanted(store.tensor, *wanted)
-        who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
+        who = "row_thread == 0 && active" if self.plan.rows_beside else "row_thread == 0"
         return [Gap(), If(who, tuple(stores)), Gap()] if stores else []
 
     # ---- before, within and behind the row loop ----------------------------------------------------------------
@@ -217,16 +217,16 @@ class MainKernel:
         ]
 
     def thread(self) -> list[Statement]:
-        """Which lane of which row a thread is."""
+        """Which of a row's threads this one is, and of which row."""
         plan, s = self.plan, self.plan.schedule
-        lane = "Team::lane()"
+        row_thread = "Team::row_thread()"
         if not plan.has_team and s.cluster > 1:
-            lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
+            row_thread = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         if s.parts > 1:
-            lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
-        found: list[Statement] = [Let("const int", "lane", lane)]
+            row_thread = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
+        found: list[Statement] = [Let("const int", "row_thread", row_thread)]
         if not plan.cut.shifted:
-            found.append(Let("const int", "first_col", "lane * kVector", "of this thread's first vector"))
+            found.append(Let("const int", "first_col", "row_thread * kVector", "of this thread's first vector"))
         found += self.looks.groups.thread()
         if plan.rows_beside:
             found.append(Let("const int", "block_row", "Team::block_row()", "this thread's row within the block"))
@@ -295,10 +295,12 @@ class MainKernel:
         """Look by look: the threads' states, the row's, and the row values that follow."""
         found: list[Statement] = []
         for look, state in enumerate(self.states):
-            reduction = [*self.look_at(look), *state.end(), *self.exchange.combine(state, is_first=look == 0)]
+            is_spared_some = is_spared(self.plan.looks[look])
+            end = state.end(declared=is_spared_some)
+            reduction = [*self.look_at(look), *end, *self.exchange.combine(state, is_first=look == 0)]
             found += [
                 Gap(),
-                *state.start(),
+                *state.start(declares=is_spared_some),
                 *self.guarded(look, reduction),
                 *self.row_values(look + 1),
                 *(self.transport.after_first_look() if look == 0 else []),

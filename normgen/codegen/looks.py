@@ -1,6 +1,6 @@
 """The looks of a kernel at its row: what each look reads and computes, and its walk over a thread's vectors.
 
-A thread owns the vectors `lane + step * kThreadsPerRow` of its row, in every look, so that a row held in
+A thread owns the vectors `row_thread + step * kThreadsPerRow` of its row, in every look, so that a row held in
 registers or in its own slots of shared memory needs no barrier between looks.
 """
 

@@ -19,6 +19,7 @@ from normgen.codegen.spelling import Spelling, unmarked
 from normgen.codegen.statements import (
     WIDTH,
     Do,
+    Gap,
     Let,
     Statement,
     broken,
@@ -75,7 +76,7 @@ class Parts:
     """A module before its pieces are printed: what a header needs to merge several modules into one text.
 
     library  the files of the device library that the kernels need
-    legend   (constant, what it is) of each constant of the kernels that is not said by its name
+    legend   (constant, what it is) of each constant of templates that is not said by its name
     types    of each kernel, what stands before it: the states of its looks
     texts    of each kernel, a template of a Config: the same for all schedules of one strategy
     config   the one that the schedule asks for
@@ -214,7 +215,7 @@ def marked_parts(source: KernelSource, *, is_alone: bool = False) -> Parts:
     )
     return Parts(
         library=tuple(needed(read)),
-        legend=tuple(found for text in texts for found in legend_of(text.body)),
+        legend=() if is_alone else tuple(found for text in texts for found in legend_of(text.body)),
         types=types,
         texts=tuple(text for _, text in printed),
         config=config,
@@ -276,7 +277,7 @@ def print_kernel(kernel: KernelText) -> str:
     frame = environment().get_template("kernel.cu.j2")
     comment = [line for text in kernel.comment for line in broken(f"// {text}", "// ")]
     params = list(kernel.params) if kernel.config else broken(f"    {', '.join(kernel.params)}", "")
-    body = text_of(gathered(kernel.body), indent=2)
+    body = text_of(gathered(kernel.body) if kernel.config else listed(kernel.body), indent=2)
     return frame.render(kernel=kernel, comment=comment, params=params, body=body)
 
 
@@ -293,6 +294,12 @@ def legend_lines(legend: Iterable[tuple[str, str]]) -> list[str]:
     width = max(map(len, said), default=0)
     lines = (f"// {name.ljust(width)}  {'; or '.join(comments)}" for name, comments in said.items())
     return [part for line in lines for part in broken(line, f"//{' ' * (width + 3)}")]
+
+
+def listed(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The body with its constants first, one a line: what it is stands beside each."""
+    constants = [s for s in body if isinstance(s, Let) and s.is_constant]
+    return (*constants, Gap(), *(s for s in body if s not in constants))
 
 
 def gathered(body: Sequence[Statement]) -> tuple[Statement, ...]:

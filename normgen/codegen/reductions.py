@@ -31,6 +31,11 @@ class State:
     added: tuple[str, ...]  # components that elements are only added to
     are_largest: bool  # whether all components are largest absolute values
 
+    @property
+    def is_sums(self) -> bool:
+        """Whether all that elements do is to be added to its components."""
+        return self.added == self.components
+
     def struct(self, *, shuffled: bool, short: bool) -> Struct:
         """The type; the library's trees call its `combine`, those of lanes `shuffle_xor`, short ones `of_warp`."""
         members: list[Statement] = [Do(f"float {', '.join(self.components)}")]
@@ -49,22 +54,24 @@ class State:
         """One that gives a state; {0} in its head is the type of that."""
         return For(f"static __device__ __forceinline__ {self.type} {head.format(self.type)}", body)
 
-    def start(self) -> list[Statement]:
-        """Before the look: the state of no element, and the running sums of a thread."""
+    def start(self, *, declares: bool) -> list[Statement]:
+        """Before the look: the running sums of a thread; the state of no element, of sums alone if `declares`."""
         lowest = "the lowest finite number: -inf - -inf is NaN" if CONSTANTS[LOWEST.name] in self.identity else ""
-        why = "independent partial sums: shorter dependency chains, fewer roundings each"
-        sums = [
-            Do(f"float {self.sums(name)}[kRunningSums] = {{}}", "" if i else why) for i, name in enumerate(self.added)
-        ]
-        return [Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}", lowest), *sums]
+        state = Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}", lowest)
+        why = "several: shorter chains of additions, fewer roundings each"
+        sums = [Do(f"float {', '.join(f'{self.sums(name)}[kRunningSums] = {{}}' for name in self.added)}", why)]
+        return [*([state] if declares or not self.is_sums else []), *(sums if self.added else [])]
 
     def sums(self, component: str) -> str:
         """The running sums of one component."""
         return f"{self.variable}_{component}"
 
-    def end(self) -> list[Statement]:
-        """After the look: what a thread has added up."""
-        return [Set(f"{self.variable}.{name}", f"sum_in_pairs({self.sums(name)})") for name in self.added]
+    def end(self, *, declared: bool) -> list[Statement]:
+        """After the look: what a thread has added up; `declared`: as in `start`."""
+        if not self.is_sums:
+            return [Set(f"{self.variable}.{name}", f"sum_in_pairs({self.sums(name)})") for name in self.added]
+        totals = f"{{{', '.join(f'sum_in_pairs({self.sums(name)})' for name in self.added)}}}"
+        return [Set(self.variable, totals) if declared else Let(self.type, self.variable, totals)]
 
 
 def state_of(look: int, reduces: tuple[Reduce, ...]) -> State:

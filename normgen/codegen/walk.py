@@ -65,7 +65,7 @@ class Walk:
         if access.plan.cut.shifted:
             inner.insert(0, Let("const int", "column", "head + vector * kVector"))
         guard = "" if self.always else f"{self.also} && ({access.guard})" if self.also else access.guard
-        body = [Let("const int", "vector", "lane + step * kThreadsPerRow"), *when(guard, *inner)]
+        body = [Let("const int", "vector", "row_thread + step * kThreadsPerRow"), *when(guard, *inner)]
         span = self.span
         first, last = (span.first, span.last or access.steps) if span else ("0", access.steps)
         walk = loop("step", last, body, first=first, unroll=span.unroll if span else UNROLL)

@@ -158,7 +158,7 @@ class LoadedModule:
     """A cubin in a device's context, ready to be bound to arguments and launched.
 
     `dependent_launch` lets each kernel start before the one in front of it in the stream has ended
-    (its text must then call `dependency_wait`).
+    (its text must then call `griddepcontrol_wait`).
     """
 
     def __init__(self, module: Module, cubin: Cubin, *, device: int = 0, dependent_launch: bool = False) -> None:

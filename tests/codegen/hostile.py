@@ -39,8 +39,8 @@ MOST = 40  # kernels of a covering sample
 # What the text of a kernel is made of; then C++, CUDA and the executor's shim; then what is made of the name x.
 KNOWN = """
 i shift active column fetch pack own_row valid_row pass1 Pass1 pass2 kCols kVector kSteps kThreads Vec reduce_row lane
-read write Default EvictLast dependency_wait slot row rows step steps edge has_edge vector vectors first_row total cell
-partials sums group_sums partial_row next_row refill_row State shuffle_xor other
+row_thread read write Default EvictLast griddepcontrol_wait slot row rows step steps edge has_edge vector vectors
+first_row total cell partials sums group_sums partial_row next_row refill_row State shuffle_xor other
 blocks tensor ticket term delta share element parity stage values combine unroll blockIdx threadIdx workspace shared
 for_each int float double char template switch operator this half unix linux NAN INT_MAX NormgenIndex gamma mask load
 index begin min expf std main

@@ -190,7 +190,7 @@ WRONG_SUMS = {
     "a row too few": ("? rows : batch_start + rows_per_batch", "? rows : batch_start + rows_per_batch - 1"),
     "another batch's partial rows": ("(batch * batch_rows)", "((batch + 1) % max(batches, 1) * batch_rows)"),
     "of all batches": ("const int batch_rows = partial_rows / max(batches, 1)", "const int batch_rows = partial_rows"),
-    "to another tensor's pitch": ("(batch) * dshift_pitch, column", "(batch) * dscale_pitch, column"),
+    "to another tensor's pitch": ("batch * dshift_pitch, column", "batch * dscale_pitch, column"),
 }  # fmt: skip
 
 
@@ -264,8 +264,8 @@ def test_the_check_has_batches_of_a_row_of_more_than_a_tile_and_of_all_rows() ->
 MISTAKES = {
     "the first batch for all": (", rows_per_batch_inverse)", ", rows_per_batch_inverse) * 0"),
     "a row for a batch": (", rows_per_batch_inverse)", ", 0) % 2"),
-    "the other tensor's pitch": ("shift + static_cast<long long>(batch) * shift_pitch",
-                                 "shift + static_cast<long long>(batch) * scale_pitch"),
+    "the other tensor's pitch": ("shift + batch * shift_pitch",
+                                 "shift + batch * scale_pitch"),
 }  # fmt: skip
 
 

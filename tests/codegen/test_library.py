@@ -140,7 +140,14 @@ def test_hardware_comes_first_and_every_file_behind_those_it_includes() -> None:
 def test_the_executor_has_every_function_of_the_hardware() -> None:
     shim = "\n".join(path.read_text(encoding="utf-8") for path in sorted(SHIM.glob("*.h")))
     called = {name for file in files().values() if not file.is_hardware for name in identifiers(file.text)}
-    kernels = {"dependency_wait", "dependency_trigger", "mbarrier_init", "mbarrier_wait", "bulk_load", "bulk_load_by"}
+    kernels = {
+        "griddepcontrol_wait",
+        "griddepcontrol_launch_dependents",
+        "mbarrier_init",
+        "mbarrier_wait",
+        "bulk_load",
+        "bulk_load_by",
+    }
     for file in files().values():
         if file.is_hardware:
             for name in file.defines & (called | kernels):

@@ -90,7 +90,7 @@ WRONG = {
     "rows and groups change places": (
         ("column_major", "20x384"),
         (
-            "scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch]",
+            "scale_row[(own_group + step * kGroupStride) * scale_pitch]",
             "scale_row[own_group + step * kGroupStride]",
         ),
     ),

@@ -516,7 +516,7 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
         "reads 'x' before waiting for the kernels in front",
         """
   const float value = x[threadIdx.x % cols];  // HERE
-  dependency_wait();
+  griddepcontrol_wait();
   y[threadIdx.x] = value;
 """,
         dependent=True,
@@ -525,9 +525,9 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
         FaultKind.TOO_EARLY,
         "writes 'y' before waiting for the kernels in front",
         """
-  dependency_trigger();
+  griddepcontrol_launch_dependents();
   y[threadIdx.x] = 0.0f;  // HERE
-  dependency_wait();
+  griddepcontrol_wait();
 """,
         dependent=True,
     ),
@@ -535,7 +535,7 @@ __device__ inline void meet() { __syncthreads(); }  // HERE
         FaultKind.TOO_EARLY,
         "reads 'x' before waiting",
         """
-  if (threadIdx.x == 0) dependency_wait();
+  if (threadIdx.x == 0) griddepcontrol_wait();
   __syncthreads();
   y[threadIdx.x] = x[threadIdx.x % cols];  // HERE
 """,

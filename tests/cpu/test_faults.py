@@ -49,9 +49,8 @@ def test_every_kind_of_fault_has_been_planted() -> None:
 
 def test_a_thread_of_a_dependent_launch_that_never_waits_is_reported() -> None:
     """A kernel behind it may rely on its end: it must imply the end of the kernels in front."""
-    text = (
-        'extern "C" __global__ void __launch_bounds__(64) silent(int rows) { if (threadIdx.x > 3) dependency_wait(); }'
-    )
+    head = 'extern "C" __global__ void __launch_bounds__(64) silent(int rows)'
+    text = f"{head} {{ if (threadIdx.x > 3) griddepcontrol_wait(); }}"
     lazy = module(text, kernel("silent", [ROWS], threads=64, blocks=1, dependent=True))
     run = build(lazy).run({}, rows=4, cols=60)
     assert [fault.kind for fault in run.faults] == [FaultKind.TOO_EARLY]
@@ -62,7 +61,7 @@ def test_a_thread_of_a_dependent_launch_that_never_waits_is_reported() -> None:
 def test_only_promised_tensors_may_be_read_before_the_wait(stable: bool) -> None:
     text = """extern "C" __global__ void __launch_bounds__(32) ahead(float* y, const float* w) {
   const float value = w[threadIdx.x];
-  dependency_wait();
+  griddepcontrol_wait();
   y[threadIdx.x] = value;
 }"""
     promised = replace(pointer("w", "const float*"), stable=stable)

@@ -394,8 +394,8 @@ layernorm_bwd_bf16_cluster_per_row(
   __shared__ Pass1 pass1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long pass1_full[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -412,7 +412,7 @@ layernorm_bwd_bf16_cluster_per_row(
 
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       weight_held[step] = read<kVector>(weight + first_col + step * kStride);
     }
@@ -428,14 +428,14 @@ layernorm_bwd_bf16_cluster_per_row(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     mean_next = mean[row];
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -447,7 +447,7 @@ layernorm_bwd_bf16_cluster_per_row(
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    bfloat16* dx_row = dx + row * dx_pitch;
     if (!kAhead) fetch(row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
@@ -464,15 +464,13 @@ layernorm_bwd_bf16_cluster_per_row(
     const unsigned next_row = row + gridDim.x / kCluster;
     if (kAhead && next_row < rows) fetch(next_row);
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -487,8 +485,7 @@ layernorm_bwd_bf16_cluster_per_row(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = exchange_cluster<kWarps, kCluster>(pass1, pass1_slots, pass1_full, trip);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -496,7 +493,7 @@ layernorm_bwd_bf16_cluster_per_row(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float dx_values[kVector];
         #pragma unroll
@@ -524,7 +521,7 @@ layernorm_bwd_bf16_cluster_per_row(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {

@@ -41,7 +41,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -333,8 +333,8 @@ rmsnorm_bwd_f32_team_per_row(
       kTicketWords = 32;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -345,7 +345,7 @@ rmsnorm_bwd_f32_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -360,13 +360,13 @@ rmsnorm_bwd_f32_team_per_row(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    const float* dy_row = dy + row * dy_pitch;
+    const float* x_row = x + row * x_pitch;
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -379,7 +379,7 @@ rmsnorm_bwd_f32_team_per_row(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    float* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    float* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
@@ -395,14 +395,12 @@ rmsnorm_bwd_f32_team_per_row(
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Pass1 pass1 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
+    float pass1_dxhat_xhat_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -417,14 +415,14 @@ rmsnorm_bwd_f32_team_per_row(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
 
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -452,7 +450,7 @@ rmsnorm_bwd_f32_team_per_row(
   // The block hands one sum per column on.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {

@@ -160,7 +160,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -339,8 +339,8 @@ layernorm_bwd_bf16_team_per_row(
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   __shared__ typename Team::template Slots<Pass1> pass1_slots[2];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   int parity = 0;
 
@@ -351,7 +351,7 @@ layernorm_bwd_bf16_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       }
@@ -369,14 +369,14 @@ layernorm_bwd_bf16_team_per_row(
   float rstd_next;
   // Prefetches a row into registers.
   const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* dy_row = dy + row * dy_pitch;
+    const bfloat16* x_row = x + row * x_pitch;
     mean_next = mean[row];
     rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         dy_next[step] = read<kVector, Load>(dy_row + first_col + step * kStride);
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
@@ -389,7 +389,7 @@ layernorm_bwd_bf16_team_per_row(
     const int row = first_row + block_row;
     const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
     const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    bfloat16* dx_row = dx + valid_row * dx_pitch;
     if (!kAhead) fetch(valid_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
@@ -412,15 +412,13 @@ layernorm_bwd_bf16_team_per_row(
       }
     }
 
-    Pass1 pass1 = {0.0f, 0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass1_dxhat_xhat_sum[kRunningSums] = {};
-    float pass1_dxhat_sum[kRunningSums] = {};
+    // several: shorter chains of additions, fewer roundings each
+    float pass1_dxhat_xhat_sum[kRunningSums] = {}, pass1_dxhat_sum[kRunningSums] = {};
 
     // Pass 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         #pragma unroll
@@ -436,8 +434,7 @@ layernorm_bwd_bf16_team_per_row(
       }
     }
 
-    pass1.dxhat_xhat_sum = sum_in_pairs(pass1_dxhat_xhat_sum);
-    pass1.dxhat_sum = sum_in_pairs(pass1_dxhat_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_dxhat_xhat_sum), sum_in_pairs(pass1_dxhat_sum)};
     pass1 = Team::reduce(pass1, pass1_slots[parity]);
     const float row_dxhat_xhat_mean = Division::of(pass1.dxhat_xhat_sum, kCols);
     const float row_dxhat_mean = Division::of(pass1.dxhat_sum, kCols);
@@ -445,7 +442,7 @@ layernorm_bwd_bf16_team_per_row(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         float dx_values[kVector];
@@ -488,7 +485,7 @@ layernorm_bwd_bf16_team_per_row(
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {

@@ -280,7 +280,7 @@ __device__ __forceinline__ float reduce_group(float value) {
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
 // kGroup         columns
-// kGroupVectors  lanes that own one
+// kGroupVectors  threads that own one
 // kGroupStride   groups from one vector of a thread to its next
 
 struct Cols6144 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
@@ -310,16 +310,16 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part(
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
       kGroupStride = kThreadsPerRow / kGroupVectors;
 
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int first_col = lane * kVector;  // of this thread's first vector
-  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
-  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int row_thread = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
   const int row = Order::tile(blockIdx.x / kParts, rows - 1);
 
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+  float8_e4m3* q_row = q + row * q_pitch;
+  float* scale_row = scale + row * scale_pitch;
+  const bfloat16* gate_row = gate + row * gate_pitch;
+  const bfloat16* up_row = up + row * up_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -330,7 +330,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part(
   // Read the row of gate and up once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       gate_held[step] = read<kVector, Load>(gate_row + first_col + step * kStride);
       up_held[step] = read<kVector, Load>(up_row + first_col + step * kStride);
@@ -342,7 +342,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part(
   // One pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float q_values[kVector];
       float y_kept[kVector];

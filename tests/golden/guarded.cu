@@ -172,7 +172,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -297,15 +297,15 @@ layernorm_fwd_bf16_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -318,7 +318,7 @@ layernorm_fwd_bf16_team_per_row(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -329,7 +329,7 @@ layernorm_fwd_bf16_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -339,15 +339,13 @@ layernorm_fwd_bf16_team_per_row(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {};
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -358,8 +356,7 @@ layernorm_fwd_bf16_team_per_row(
     }
   }
 
-  pass1.x_rough_sum = sum_in_pairs(pass1_x_rough_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
@@ -367,14 +364,13 @@ layernorm_fwd_bf16_team_per_row(
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
   Pass2 pass2 = {0.0f, 0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {};
-  float pass2_x_shifted_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -385,8 +381,7 @@ layernorm_fwd_bf16_team_per_row(
       }
     }
 
-    pass2.x_shifted_sum = sum_in_pairs(pass2_x_shifted_sum);
-    pass2.x_shifted_squares = sum_in_pairs(pass2_x_shifted_squares);
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
     pass2 = Team::reduce(pass2, pass2_slots);
   }
   if (row_x_margin >= 0.0f) {
@@ -399,7 +394,7 @@ layernorm_fwd_bf16_team_per_row(
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -407,7 +402,7 @@ layernorm_fwd_bf16_team_per_row(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);

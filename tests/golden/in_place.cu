@@ -209,7 +209,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -348,28 +348,26 @@ rmsnorm_fwd_bf16_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Team::announce();
 
-  Pass1 pass1 = {0.0f};
-  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -380,19 +378,19 @@ rmsnorm_fwd_bf16_team_per_row(
     }
   }
 
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);

@@ -160,7 +160,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -342,18 +342,18 @@ layernorm_fwd_bf16_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
+  const int row_thread = Team::row_thread();
   const int block_row = Team::block_row();  // this thread's row within the block
-  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this thread shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + block_row), rows - 1);
-  // Peeled: elements in front of a row's first aligned unit, or behind its last vector, have a lane each.
+  // Peeled: elements in front of a row's first aligned unit and behind its last vector have a thread each.
   const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
-      static_cast<long long>(own_row) * x_pitch) % kUnit);
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector + own_row *
+      x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
-  const int first_col = head + lane * kVector;
+  const int first_col = head + row_thread * kVector;
   const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const int edge = row_thread < head ? row_thread : row_thread + vectors * kVector;
   const bool has_edge = edge < kCols;
 
   Chain::at_start();
@@ -366,7 +366,7 @@ layernorm_fwd_bf16_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
@@ -384,11 +384,11 @@ layernorm_fwd_bf16_team_per_row(
   // Prefetches a row into registers.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + block_row < rows ? first_row + block_row : own_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    const bfloat16* x_row = x + fetched_row * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         x_next[step] = read<kVector, Load>(x_row + first_col + step * kStride);
       }
@@ -401,10 +401,10 @@ layernorm_fwd_bf16_team_per_row(
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + block_row;
-    // threads past the last row redo their lane's first row and store nothing
+    // threads past the last row redo their thread's first row and store nothing
     const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    bfloat16* y_row = y + valid_row * y_pitch;
     if (!kAhead) fetch(first_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -430,13 +430,12 @@ layernorm_fwd_bf16_team_per_row(
       }
     }
 
-    Pass1 pass1 = {0.0f};
-    float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+    float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -452,18 +451,16 @@ layernorm_fwd_bf16_team_per_row(
       pass1_x_sum[0] += x_i;
     }
 
-    pass1.x_sum = sum_in_pairs(pass1_x_sum);
+    Pass1 pass1 = {sum_in_pairs(pass1_x_sum)};
     pass1 = Team::reduce(pass1, pass1_slots);
     const float row_mean = Division::of(pass1.x_sum, kCols);
 
-    Pass2 pass2 = {0.0f};
-    // independent partial sums: shorter dependency chains, fewer roundings each
-    float pass2_var_sum[kRunningSums] = {};
+    float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
     // Pass 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -481,12 +478,12 @@ layernorm_fwd_bf16_team_per_row(
       pass2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
     }
 
-    pass2.var_sum = sum_in_pairs(pass2_var_sum);
+    Pass2 pass2 = {sum_in_pairs(pass2_var_sum)};
     pass2 = Team::reduce(pass2, pass2_slots);
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (row_thread == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -494,7 +491,7 @@ layernorm_fwd_bf16_team_per_row(
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
         if (!kEarlyParams) weight_held[step] =

@@ -133,7 +133,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -228,27 +228,26 @@ layernorm_fwd_f32_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ Pass1 pass1_slots[kThreadsPerRow];
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + valid_row * y_pitch;
+  const float* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  Pass1 pass1 = {0.0f, 0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
-  float pass1_x_squares[kRunningSums] = {};
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
 
   // Pass 1: sum(x), sum(x**2)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -260,15 +259,14 @@ layernorm_fwd_f32_team_per_row(
     }
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
-  pass1.x_squares = sum_in_pairs(pass1_x_squares);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_sum), sum_in_pairs(pass1_x_squares)};
   pass1 = reduce_tree<kThreadsPerRow>(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, kCols);
   const float row_var_sum = maximum(pass1.x_squares - row_mean * row_mean * kCols, 0.0f);
   const float row_var = Division::of(row_var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -276,7 +274,7 @@ layernorm_fwd_f32_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<float, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);

@@ -96,7 +96,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -181,25 +181,24 @@ row_sum_fwd_f32_team_per_row(
       kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const float* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
-  Pass1 pass1 = {0.0f};
-  float pass1_total[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_total[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -210,9 +209,9 @@ row_sum_fwd_f32_team_per_row(
     }
   }
 
-  pass1.total = sum_in_pairs(pass1_total);
+  Pass1 pass1 = {sum_in_pairs(pass1_total)};
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     total[row] = pass1.total;
   }
 

@@ -36,7 +36,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -245,15 +245,15 @@ layernorm_fwd_f32_team_per_row(
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
   __shared__ typename Team::template Slots<Pass2> pass2_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float* y_row = y + valid_row * y_pitch;
+  const float* x_row = x + valid_row * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -266,7 +266,7 @@ layernorm_fwd_f32_team_per_row(
   // Read the row of x once; it waits in registers.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
     }
@@ -277,7 +277,7 @@ layernorm_fwd_f32_team_per_row(
   if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
+      const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         weight_held[step] = read<kVector>(weight + first_col + step * kStride);
         bias_held[step] = read<kVector>(bias + first_col + step * kStride);
@@ -287,13 +287,12 @@ layernorm_fwd_f32_team_per_row(
 
   Chain::at_loads();
 
-  Pass1 pass1 = {0.0f};
-  float pass1_x_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass1_x_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 1: sum(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -303,18 +302,17 @@ layernorm_fwd_f32_team_per_row(
     }
   }
 
-  pass1.x_sum = sum_in_pairs(pass1_x_sum);
+  Pass1 pass1 = {sum_in_pairs(pass1_x_sum)};
   Team::meet();
   pass1 = Team::reduce(pass1, pass1_slots);
   const float row_mean = Division::of(pass1.x_sum, kCols);
 
-  Pass2 pass2 = {0.0f};
-  float pass2_var_sum[kRunningSums] = {};  // independent partial sums: shorter dependency chains, fewer roundings each
+  float pass2_var_sum[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
 
   // Pass 2: sum((x - mean)**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -324,12 +322,12 @@ layernorm_fwd_f32_team_per_row(
     }
   }
 
-  pass2.var_sum = sum_in_pairs(pass2_var_sum);
+  Pass2 pass2 = {sum_in_pairs(pass2_var_sum)};
   pass2 = Team::reduce(pass2, pass2_slots);
   const float row_var = Division::of(pass2.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -337,7 +335,7 @@ layernorm_fwd_f32_team_per_row(
   // Last pass: the outputs
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
       if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);

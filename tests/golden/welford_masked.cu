@@ -172,7 +172,7 @@ template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
   enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
   // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int row_thread() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int block_row() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
   // The team's row of the tile that starts at row `first`; idle teams take the last row.
@@ -273,18 +273,18 @@ layernorm_fwd_f16_team_per_row(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1> pass1_slots;
 
-  const int lane = Team::lane();
-  const int first_col = lane * kVector;  // of this thread's first vector
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
   const int block_row = Team::block_row();  // this thread's row within the block
   const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-  // The elements behind the last whole vector belong to a lane each.
-  const int edge = lane + kVectors * kVector;
+  // The elements behind the last whole vector belong to a thread each.
+  const int edge = row_thread + kVectors * kVector;
   const bool has_edge = edge < kCols;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
   const int valid_row = active ? row : rows - 1;
-  float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  float16* y_row = y + valid_row * y_pitch;
+  const float16* x_row = x + valid_row * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
@@ -296,7 +296,7 @@ layernorm_fwd_f16_team_per_row(
   // Pass 1: welford(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float16, kVector> x_vec = read<kVector>(x_row + first_col + step * kStride);
       #pragma unroll
@@ -327,7 +327,7 @@ layernorm_fwd_f16_team_per_row(
   const float row_var = Division::of(pass1.var_sum, kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (row_thread == 0 && active) {
     if (mean != nullptr) mean[row] = pass1.mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -335,7 +335,7 @@ layernorm_fwd_f16_team_per_row(
   // Last pass: the outputs
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
+    const int vector = row_thread + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + first_col + step * kStride);
       const Vec<float16, kVector> weight_vec = read<kVector>(weight + first_col + step * kStride);

@@ -341,8 +341,8 @@ ORDINARILY_RIGHT = {
         "seed_value, valid_row & 0xffff", "more than 2^16",
     ),
     "a row's address of 16 bits": (
-        "head_layernorm", {}, "y + static_cast<long long>(valid_row)",
-        "y + static_cast<long long>(valid_row & 0xffff)", "more than 2^16",
+        "head_layernorm", {}, "y + valid_row * ",
+        "y + (valid_row & 0xffff) * ", "more than 2^16",
     ),
     "fp8 from 240 on": (
         "rmsnorm_to_fp8", {}, "floats_to_e4m3x2(values[i], values[i + 1])",

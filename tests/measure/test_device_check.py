@@ -71,8 +71,8 @@ def test_right_kernels_pass_in_every_call_the_device_can_make(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        ("warp_per_row", "(valid_row) * y_pitch", "(valid_row) * x_pitch", "WRONG with pitches of their own"),
-        ("backward_clusters", "(row) * dx_pitch", "(row) * kCols", "WRONG with pitches of their own"),
+        ("warp_per_row", "valid_row * y_pitch", "valid_row * x_pitch", "WRONG with pitches of their own"),
+        ("backward_clusters", "+ row * dx_pitch", "+ row * kCols", "WRONG with pitches of their own"),
         ("backward_clusters", "+= kInFlight * kLanes", "+= 2 * kInFlight * kLanes", "partial rows to add up"),
     ],
 )

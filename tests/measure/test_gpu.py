@@ -285,11 +285,11 @@ def test_a_kernel_with_an_unbiased_variance_is_found_wrong() -> None:
 # Two faults for each kind of call and for rows near a dtype's limits: kernel, its text, what is written in its place,
 # what is said then. None of them leaves its tensors: a GPU that faults would take the other tests with it.
 PLANTED = {
-    "pitch of dx": ("backward_clusters", "(row) * dx_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
+    "pitch of dx": ("backward_clusters", "+ row * dx_pitch", "+ row * x_pitch", "WRONG with pitches of their own"),
     "pitch of y": (
         "block_per_row",
-        "(valid_row) * y_pitch",
-        "(valid_row) * x_pitch",
+        "valid_row * y_pitch",
+        "valid_row * x_pitch",
         "WRONG with pitches of their own",
     ),
     "null test": ("warp_per_row", "if (rstd != nullptr)", "if (mean != nullptr)", "WRONG with null mean"),

@@ -76,7 +76,7 @@ def accesses(least: int, *, written: bool) -> Callable[[Named], bool]:
 
 def sum_from_one(match: re.Match[str]) -> str:
     """A start that something reads: that of running sums, where there are some."""
-    if match[1] and "sum_in_pairs(look" in match.string:
+    if match[1] and "sum_in_pairs(pass" in match.string:
         return match[0]
     return f"{match[1] or match[2]}1.0f"
 
@@ -128,7 +128,8 @@ ROWS = (
     C("fetched_row_plus", "the last row that is fetched is one too far",
       r"(block_row\(\), rows) - 1\)", r"\1 + 1)", several_rows),
     C("active_ignored", "idle rows store", r"if \(active\) (?=write)", "", several_rows),
-    C("active_statistic", "idle rows store their statistics", r"lane == 0 && active", "lane == 0", several_rows),
+    C("active_statistic", "idle rows store their statistics",
+      r"row_thread == 0 && active", "row_thread == 0", several_rows),
     C("row_stride_doubled", "every other row tile is left out", r"\b((?:first_)?row) \+= ", r"\1 += 2 * "),
     C("row_start", "the first row tile is left out", r"(for \(int (?:first_)?row =) (blockIdx\.x)\b", r"\1 (\2 + 1)"),
     C("row_bound", "the last row tile is left out", r"; ((?:first_)?row) < rows;", r"; \1 < rows - 1;"),
@@ -141,7 +142,7 @@ ROWS = (
       r"threadIdx\.x % (kThreadsPerRow)", r"threadIdx.x / \1", several_rows),
     C("lane_modulo", "one lane too few",
       r"threadIdx\.x % kThreadsPerRow", "threadIdx.x % (kThreadsPerRow - 1)", several_rows),
-    C("narrow_index", "an index of 32 bits", r"static_cast<long long>\((\w+)\) \* (\w+_pitch)", r"int(\1 * \2)"),
+    C("narrow_index", "an index of 32 bits", r"\b(\w+) \* (\w+_pitch)", r"int(\1 * \2)"),
     C("null_test", "a statistic is stored unasked", r"if \((mean|rstd) != nullptr\)", "if (true)"),
     C("null_test_inverted", "a statistic is stored only if it is absent", r"(mean|rstd) != nullptr", r"\1 == nullptr"),
     C("statistic_of_row_0", "all rows take the statistic of row 0", r"= (mean|rstd)\[\w+\];", r"= \1[0];"),
@@ -160,7 +161,8 @@ COLUMNS_OF_A_ROW = (
     C("kept_of_first", "what was kept of a vector's first element stands for all",
       r"= (\w+_kept|\w+_floats\[step\])\[i\];", r"= \1[0];"),
     C("vector_shifted", "vectors start one element late", r"(\w+ \+ first_col \+ step \* kStride)\)", r"\1 + 1)"),
-    C("vector_unscaled", "vectors overlap", r"first_col = (head \+ )?lane \* kVector\b", r"first_col = \1lane"),
+    C("vector_unscaled", "vectors overlap",
+      r"first_col = (head \+ )?row_thread \* kVector\b", r"first_col = \1row_thread"),
     C("stride_unscaled", "a thread's vectors overlap", r"kStride = kThreadsPerRow \* kVector",
       "kStride = kThreadsPerRow"),
     C("tail_ignored", "vectors past the end", r"if \((?:step < kWholeSteps \|\| )?vector < \w+\)", "if (true)"),
@@ -170,7 +172,7 @@ COLUMNS_OF_A_ROW = (
     C("edge_everywhere", "every lane has an edge", r"if \(has_edge\)", "if (true)"),
     C("edge_bound", "one edge too many", r"edge < (kCols|cols);", r"edge <= \1;"),
     C("head_ignored", "vectors start at the row's first element",
-      r"first_col = head \+ lane \* kVector", "first_col = lane * kVector"),
+      r"first_col = head \+ row_thread \* kVector", "first_col = row_thread * kVector"),
     C("head_of_aligned_rows", "an aligned row has a head, too", r"\(kVector - shift\) % kVector", "(kVector - shift)"),
     C("parameter_of_another", "the other column parameter", r">\((weight|bias) \+ ", other_parameter),
 )  # fmt: skip
@@ -241,7 +243,7 @@ MONOIDS = (
     C("welford_new_mean", "about the old mean", r"\(x_i - new_mean\) \* delta", "delta * delta"),
     C("welford_empty", "0 / 0 of two empty states", r"maximum\(total, 1\.0f\)", "total"),
     C("pivot_dropped", "a mean about the pivot", r"= row_x_pivot \+ ", "= "),
-    C("pivot_of_lane", "a pivot for each lane", r"(element\(read<1>\(x_row)\), 0\)", r"\1 + lane), 0)"),
+    C("pivot_of_lane", "a pivot for each lane", r"(element\(read<1>\(x_row)\), 0\)", r"\1 + row_thread), 0)"),
 )  # fmt: skip
 
 GUARDS = (
@@ -306,7 +308,7 @@ TRANSPORTS = (
     C("held_of_another", "another tensor's row", r"\b(x|dy)_held\[step\] = \1_(next|shared|row)", other_operand),
     C("next_row_distance", "the row after the next",
       r"(\w+_row = (?:first_)?row \+) gridDim\.x", r"\1 2 * gridDim.x", ahead),
-    C("dependency_wait_dropped", "the kernel in front is not waited for", r"Chain::wait\(\);", "", chained),
+    C("griddepcontrol_wait_dropped", "the kernel in front is not waited for", r"Chain::wait\(\);", "", chained),
 )  # fmt: skip
 
 SUMS_OVER_ROWS = (

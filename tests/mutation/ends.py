@@ -21,8 +21,8 @@ END_CASES: dict[str, Named] = {
 }
 
 HALF2, E4M3, INT8 = (rf"floats_to_{name}x?2\((values\[i\]), (values\[i \+ 1\])" for name in ("half", "e4m3", "int8"))
-ROW = r"static_cast<long long>\(valid_row\)"
-ROW_OF_16_BITS = r"static_cast<long long>(valid_row & 0xffff)"
+ROW = r"valid_row \*"
+ROW_OF_16_BITS = r"(valid_row & 0xffff) *"
 
 
 def has_few_columns(kernel: Named) -> bool:

@@ -1163,7 +1163,7 @@ CHANGES: tuple[Change, ...] = (
             "line, element = (at[axis] for axis in use.axes[-2:])",
             "element, line = (at[axis] for axis in use.axes[-2:])",
         ),
-        ("static_cast<long long>({line})", "({line})"),
+        ("line = operand(line)", 'line = f"static_cast<int>({line})"'),
         ('if "||" in test and len(tests) > 1', "if False"),
     ),
     *changes(

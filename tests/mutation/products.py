@@ -140,8 +140,8 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C(
         "tile_axis",
         "the wrong axis in an address",
-        r"static_cast<long long>\((m0 \+ m|k0 \+ k|n0 \+ n|m|k|n)\) \* (\w+_pitch) \+ ([\w+ ]+?)(?=\)| :|,)",
-        lambda m: f"static_cast<long long>({m[3]}) * {m[2]} + {m[1]}",
+        r"(?<![\w)] \* )(\(m0 \+ m\)|\(k0 \+ k\)|\(n0 \+ n\)|\b[mkn]) \* (\w+_pitch) \+ ([\w+ ]+?)(?=\)| :|,)",
+        lambda m: f"({m[3]}) * {m[2]} + {m[1]}",
     ),
     C(
         "tile_product",

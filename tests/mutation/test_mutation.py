@@ -137,7 +137,7 @@ def verdict_of(case: str, old: str, new: str, scratch: Path, limit_s: float = LI
 
 
 OF_SHARED = "const float x_i = element(x_vec, i);\n        pass2_row_sum[i % kRunningSums] += "
-START = "  Pass1 pass1 = {0.0f};"
+START = "  float pass1_total[kRunningSums] = {};"
 ADDED = "pass1_total[i % kRunningSums] += x_i"
 PLANTED = [
     (ADDED, "pass1_total[i % kRunningSums] += 2.0f * x_i", Outcome.NUMBERS),

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 AT_1_ROW, OWN_PITCHES = "WRONG at 1 row:", "WRONG with pitches of their own"
 # Kernel, its text, what is written in its place, and what the check says then.
 MUTANTS = [
-    ("warp_per_row", "(valid_row) * y_pitch", "(valid_row) * x_pitch", OWN_PITCHES),
-    ("warp_per_row", "(valid_row) * y_pitch", "(valid_row) * kCols", OWN_PITCHES),
-    ("backward_clusters", "(row) * dx_pitch", "(row) * x_pitch", OWN_PITCHES),
-    ("ring", "(fetched_row) * x_pitch", "(fetched_row) * y_pitch", OWN_PITCHES),
+    ("warp_per_row", "valid_row * y_pitch", "valid_row * x_pitch", OWN_PITCHES),
+    ("warp_per_row", "valid_row * y_pitch", "valid_row * kCols", OWN_PITCHES),
+    ("backward_clusters", "+ row * dx_pitch", "+ row * x_pitch", OWN_PITCHES),
+    ("ring", "fetched_row * x_pitch", "fetched_row * y_pitch", OWN_PITCHES),
     ("warp_per_row", "if (mean != nullptr) mean", "mean", "WRONG with null mean:"),
     ("warp_per_row", "if (rstd != nullptr) rstd", "if (mean != nullptr) rstd", "WRONG with null mean:"),
     ("block_per_row", "if (rstd != nullptr) rstd", "rstd", "WRONG with null rstd"),
@@ -31,7 +31,12 @@ MUTANTS = [
     ("backward_persistent", "|| row < rows;", "|| row < rows + 1;", "WRONG"),
     ("backward_persistent", "min(first + block_row(), rows - 1)", "min(first + block_row(), rows + 1)", "WRONG"),
     ("backward_persistent", "if (active) dbias_sum[step][i] += dy_i", "dbias_sum[step][i] += dy_i", "WRONG"),
-    ("ring", "if (lane == 0 && first_row < rows) fetch", "if (lane == 0 && first_row < rows - 1) fetch", AT_1_ROW),
+    (
+        "ring",
+        "if (row_thread == 0 && first_row < rows) fetch",
+        "if (row_thread == 0 && first_row < rows - 1) fetch",
+        AT_1_ROW,
+    ),
     ("norm_ring", "&& first_row < rows) fetch", "&& first_row < rows - 1) fetch", "WRONG"),
     ("ring", "refill_row < rows", "refill_row < rows - 1", "WRONG"),
     ("ring", "phase ^= 1", "phase ^= 0", "WRONG"),
@@ -40,11 +45,11 @@ MUTANTS = [
     ("online", "{-3.402823466e+38f,", "{-1.0e30f,", "(masked)"),
     ("ring", "{__int_as_float(0xff800000)}", "{-1.0e30f}", "(masked)"),
     (
-        *("warp_per_row", "static_cast<long long>(valid_row) * y_pitch", "static_cast<int>(valid_row * y_pitch)"),
+        *("warp_per_row", "valid_row * y_pitch", "static_cast<int>(valid_row * y_pitch)"),
         "WRONG with rows of y beyond 2^31 elements:",
     ),
     (
-        *("block_per_row", "static_cast<long long>(valid_row) * x_pitch", "static_cast<int>(valid_row * x_pitch)"),
+        *("block_per_row", "valid_row * x_pitch", "static_cast<int>(valid_row * x_pitch)"),
         "WRONG with rows of x beyond 2^31 elements:",
     ),
     ("backward_clusters", "+= kInFlight * kLanes", "+= 2 * kInFlight * kLanes", "WRONG with 209 partial rows"),

@@ -88,7 +88,7 @@ class Cells:
         """
         to, at = store.tensor, "group" if store.group else "column"
         if store.kind.by_batch:
-            to = f"{to} + static_cast<long long>(batch) * {to}_pitch"
+            to = f"{to} + batch * {to}_pitch"
         text = f"element(read<1>({to} + {at}), 0) + {value}" if store.accumulate else value
         written = Do(f"write_element({to}, {at}, {text})")
         return [If("batch < batches", (written,), alone=True)] if store.kind.by_batch else [written]

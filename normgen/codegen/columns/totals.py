@@ -44,7 +44,7 @@ class Totals:
         printer = Printer(self.access.names)
         terms = [(s.tensor, term) for s, term in self.plan.row_totals if term != 0]
         added = tuple(Set(f"{name}_sum", printer.text(term), "+=") for name, term in terms)
-        who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
+        who = "row_thread == 0 && active" if self.plan.rows_beside else "row_thread == 0"
         # A row's part is added up by itself first: its chain of additions is short.
         parts = [Do(f"float {name}_part[kRunningSums] = {{}}") for name, _ in self.of_elements]
         return [*([If(who, added)] if added else []), *parts]

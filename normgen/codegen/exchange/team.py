@@ -41,14 +41,14 @@ def _members(plan: Plan, is_lanes: bool, named: list[str]) -> dict[str, str]:
     found = {
         "Team::kSize": str(s.cluster * s.threads if in_cluster else s.threads_per_row),
         "Team::kRows": str(s.rows_per_block),
-        "Team::lane": "threadIdx.x" if is_alone else "threadIdx.x % kThreadsPerRow",
+        "Team::row_thread": "threadIdx.x" if is_alone else "threadIdx.x % kThreadsPerRow",
         "Team::block_row": "0" if is_alone else "threadIdx.x / kThreadsPerRow",
         "Team::tile": f"blockIdx.x / {s.cluster}" if in_cluster else "blockIdx.x",
         "Team::announce": "cluster_arrive_relaxed()" if in_cluster else "",
         "Team::meet": "cluster_wait()" if in_cluster else "",
     }
     if in_cluster:
-        found["Team::lane"] = f"cluster_rank() * {s.threads} + threadIdx.x"
+        found["Team::row_thread"] = f"cluster_rank() * {s.threads} + threadIdx.x"
     if is_alone:
         found["Team::row"] = "{0}"
     if is_lanes:

@@ -260,7 +260,7 @@ class LaneKernel:
         pointers: list[Statement] = []
         for tensor in self.problem.pitched_tensors:
             const = "const " if tensor.is_const else ""
-            at = f"{tensor.name} + static_cast<long long>(outer) * {tensor.name}_pitch + lane"
+            at = f"{tensor.name} + outer * {tensor.name}_pitch + lane"
             pointers.append(Let(f"{const}{tensor.dtype.ctype}*", f"{tensor.name}_row", at))
         return [
             Let("const long long", "own_row", "first_row + slot * kVector"),

@@ -10,7 +10,7 @@
 template <int kBlocks, int kBlockThreads>
 struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
   static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }

@@ -5,5 +5,5 @@
 
 // As Early; the next kernel may start at once, and waits where it must.
 struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+  static __device__ __forceinline__ void at_start() { griddepcontrol_launch_dependents(); }
 };

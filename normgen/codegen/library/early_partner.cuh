@@ -5,6 +5,6 @@
 
 // Only a call's second kernel starts early, behind its first one.
 struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+  static __device__ __forceinline__ void wait_for_partner() { griddepcontrol_wait(); }
+  static __device__ __forceinline__ void at_start() { griddepcontrol_launch_dependents(); }
 };

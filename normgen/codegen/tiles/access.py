@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from normgen.codegen.access import Tensors
+from normgen.codegen.access import Tensors, operand
 from normgen.codegen.module import Source
 from normgen.codegen.reductions import CONSTANTS
 from normgen.codegen.statements import Do, If, Statement
@@ -60,7 +60,7 @@ class TileAccess(Tensors):
         if len(use.axes) < 2:
             return f"{use.memory} + {at[use.axes[0]]}" if use.axes else use.memory
         line, element = (at[axis] for axis in use.axes[-2:])
-        line = f"static_cast<long long>({line})"
+        line = operand(line)
         element = element if use.dtype.packed == 1 else f"{element} / {use.dtype.packed}"
         if use.kind.by_batch:
             line = f"(static_cast<long long>(batch) * {self.size(use.axes[1])} + {line})"

@@ -28,7 +28,7 @@ class Bulk:
         self.plan = access.plan
         self.side_by_side = self.plan.idle_rows
         self.slots = Slots(access, by_row=self.side_by_side)
-        self.elected = "lane == 0" if self.side_by_side else "threadIdx.x == 0"
+        self.elected = "row_thread == 0" if self.side_by_side else "threadIdx.x == 0"
         load = self.plan.schedule.load
         self.load = "bulk_load_by<Load>" if load in POLICIES else "bulk_load"
 

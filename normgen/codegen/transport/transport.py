@@ -87,7 +87,7 @@ class Slots:
         staged = self.plan.is_staged
         if self.by_row:
             row = "(stage * kRowsPerBlock + block_row)" if staged else "block_row"
-            return f"{tensor}_shared + (({row} * {self.steps} + {self.step}) * kThreadsPerRow + lane) * kVector"
+            return f"{tensor}_shared + (({row} * {self.steps} + {self.step}) * kThreadsPerRow + row_thread) * kVector"
         step = f"(stage * kSteps + {self.step})" if staged else self.step
         return f"{tensor}_shared + ({step} * kThreads + threadIdx.x) * kVector"
 

@@ -179,7 +179,7 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {
         ("__syncthreads();", ""),
         ("tn % kSharers == 0", "true"),
         ("m < rows && (kWholeN || n < kCols)", "kWholeN || n < kCols"),
-        ("scale + static_cast<long long>(m)", "scale + static_cast<long long>(m0)"),
+        ("scale + m * ", "scale + m0 * "),
         ("fabsf(y_e)", "y_e"),
         ("y_kept[i][j + e] = y_e", "y_kept[i][j] = y_e"),
         ("scale_inverse_own[i][g] = scale_inverse_g", "scale_inverse_own[0][g] = scale_inverse_g"),

@@ -99,7 +99,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("m0 == 0 && tm == 0 && i == 0", "tm == 0 && i == 0"),
         ("m0 == 0 && tm == 0 && i == 0", "m0 == 0 && i == 0"),
         ("k0 + k < rows", "true"),
-        ("write<Store>(dw + static_cast<long long>(m)", "write<Store>(dw + static_cast<long long>(n)"),
+        ("write<Store>(dw + m *", "write<Store>(dw + n *"),
     ],
     ("exponentials of both sides", "two stages"): [("[step] ?", "[step] || true ?")],
     ("added to y", "shared"): [("y_values[e] +=", "y_values[e] =")],

@@ -205,5 +205,5 @@ NORMGEN_INLINE int kept(int value) { return value; }
 NORMGEN_INLINE float computed_once(float value) { return value; }
 NORMGEN_INLINE void settled(unsigned&) {}
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
-NORMGEN_INLINE void dependency_wait() { normgen_cpu_dependency_wait(); }
-NORMGEN_INLINE void dependency_trigger() { normgen_cpu_dependency_trigger(); }
+NORMGEN_INLINE void griddepcontrol_wait() { normgen_cpu_griddepcontrol_wait(); }
+NORMGEN_INLINE void griddepcontrol_launch_dependents() { normgen_cpu_griddepcontrol_launch_dependents(); }

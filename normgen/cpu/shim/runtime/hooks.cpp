@@ -124,11 +124,11 @@ NORMGEN_API int normgen_cpu_atomic_add_int(int* target, int value) { return atom
 NORMGEN_API unsigned normgen_cpu_atomic_add_unsigned(unsigned* target, unsigned value) {
   return atomic_add(target, value, NORMGEN_CALLER);
 }
-NORMGEN_API void normgen_cpu_dependency_wait() {
+NORMGEN_API void normgen_cpu_griddepcontrol_wait() {
   trace_step(0, 0, kTracedWait);
   machine.current->dependency_met = true;
 }
-NORMGEN_API void normgen_cpu_dependency_trigger() { trace_step(0, 0, kTracedTrigger); }
+NORMGEN_API void normgen_cpu_griddepcontrol_launch_dependents() { trace_step(0, 0, kTracedTrigger); }
 NORMGEN_API unsigned normgen_cpu_thread_index() { return static_cast<unsigned>(machine.current->thread); }
 NORMGEN_API unsigned normgen_cpu_block_index() { return static_cast<unsigned>(machine.current->block->index); }
 NORMGEN_API unsigned normgen_cpu_block_dim() { return static_cast<unsigned>(machine.launch.threads); }
