@@ -993,7 +993,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_cad6(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3a1a(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -1054,7 +1054,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_cad6(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // Read the row of x once; it waits in registers.
+  // Read the row of x once; its first vectors wait in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = row_thread + step * kThreadsPerRow;
@@ -1706,7 +1706,7 @@ inline constexpr Tuned kTuned[] = {
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
      run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row<Cols128256>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_cad6<Cols151936>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3a1a<Cols151936>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -507,7 +507,7 @@ log_softmax_fwd_bf16_team_per_row(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // Read the row of x once; it waits in registers.
+  // Read the row of x once; its first vectors wait in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = row_thread + step * kThreadsPerRow;

@@ -1511,7 +1511,7 @@ softmax_fwd_bf16_team_per_row_13da(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_be59(
+softmax_fwd_bf16_team_per_row_22a4(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1559,7 +1559,7 @@ softmax_fwd_bf16_team_per_row_be59(
 
   cp_async_commit();
 
-  // Read the row of x once; it waits in registers.
+  // Read the row of x once; its first vectors wait in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = row_thread + step * kThreadsPerRow;
@@ -2461,7 +2461,7 @@ inline constexpr Tuned kTuned[] = {
     {   64, 128256, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
      run<softmax_fwd_bf16_team_per_row_b858<Cols128256_5a43>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_team_per_row_be59<Cols128256_b4e9>>}},
+     run<softmax_fwd_bf16_team_per_row_22a4<Cols128256_b4e9>>}},
     {   64, 129280, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 2, 1, 131072},
      run<softmax_fwd_bf16_team_per_row_8ca7<Cols129280>>}},
     {   64, 131072,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 4, 16},

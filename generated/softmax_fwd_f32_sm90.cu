@@ -603,7 +603,7 @@ softmax_fwd_f32_team_per_row_6501(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_f32_team_per_row_90b3(
+softmax_fwd_f32_team_per_row_6d85(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -660,7 +660,7 @@ softmax_fwd_f32_team_per_row_90b3(
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // Read the row of x once; it waits in registers.
+  // Read the row of x once; its first vectors wait in registers.
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = row_thread + step * kThreadsPerRow;
@@ -1042,7 +1042,7 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {8192,   4096,  8, 0u, 0u, false, {{64}, run<softmax_fwd_f32_team_per_row_6501<Cols4096>>}},
     {4096, 131072, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 2, 1, 147456},
-     run<softmax_fwd_f32_team_per_row_90b3<Cols131072>>}},
+     run<softmax_fwd_f32_team_per_row_6d85<Cols131072>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from normgen.codegen.config.constants import inner
 from normgen.codegen.printer import Printer, float_literal, place_of
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
@@ -223,11 +224,12 @@ class Access(Tensors):
         if self.plan.problem.tensor(tensor).kind.by_batch:
             row = "batch" if self.plan.walks_batches else self._batch_of(row)
         is_float = self.plan.problem.tensor(tensor).dtype is F32
-        return self.unless_null(tensor, f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])")
+        place = f"{tensor}[{inner(row)}]"
+        return self.unless_null(tensor, place if is_float else f"row_value(&{place})")
 
     def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool = False) -> str:
         value = f"{self.read_row_value(tensor, row)} + {value}" if accumulate else value
-        return self._write_value(tensor, f"{tensor}[{row}]", value)
+        return self._write_value(tensor, f"{tensor}[{inner(row)}]", value)
 
     def write_group_value(self, tensor: str, group: str, value: str) -> str:
         """One value of a group, by the group's number in its row: `row_pointer` is where those of the row begin."""

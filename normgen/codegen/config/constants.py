@@ -25,6 +25,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (  # what binds leas
 )
 _COMPARED = (*_LEVELS[2], *_LEVELS[3])
 _LOOSER = (CHOICE[0], *_LEVELS[4])  # than a quotient
+_LOOSE = (CHOICE[0], *_LEVELS[0], *_LEVELS[1], *_COMPARED, " & ", " ^ ", " | ", " << ", " >> ")  # than a sum
 
 
 def outside(text: str, operators: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -167,6 +168,9 @@ class Known:
             return terms[0][1]
         left = [term for term in terms if term[1] != "0"] or terms[:1]
         left = [("", "0"), *left] if left[0][0] == " - " else left
+        first = inner(left[0][1])
+        if len(outside(first, _LOOSE)) == 1:  # a sum within brackets
+            left[0] = ("", first)
         return left[0][1] + "".join(mark + part for mark, part in left[1:])
 
     def _product(self, text: str) -> str:

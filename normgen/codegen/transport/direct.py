@@ -30,7 +30,8 @@ def read_row(transport: Transport) -> list[Statement]:
         if plan.copies and not in_registers:
             continue
         where = "registers" if in_registers else "shared memory"
-        what = f"Read the row of {names} once; it waits" if span.first == "0" else "The rest of it waits"
+        waits = "its first vectors wait" if len(access.spans) > 1 else "it waits"
+        what = f"Read the row of {names} once; {waits}" if span.first == "0" else "The rest of it waits"
         edge = access.edge_reads("{}_edge") if span == access.spans[-1] else ()
         comment = f"{what} in {where}."
         found += Walk(comment=comment, head=head, edge=edge, span=span).statements(access)
