@@ -41,7 +41,7 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {
         ("static_cast<long long>(part) * lanes", "static_cast<long long>(part)"),
         ("static_cast<long long>(kParts) * lanes", "static_cast<long long>(kParts)"),
         ("static_cast<long long>(kParts) * lanes", "static_cast<long long>(kSlots) * lanes"),
-        ("mean[(row + i)]", "mean[row]"),
+        ("mean[row + i]", "mean[row]"),
         ("outer * x_pitch", "outer * static_cast<int>(x_pitch)"),
     ],
     "a warp of parts": [("threadIdx.x % kSlots", "threadIdx.x % 32"), ("offset < 32", "offset < 16")],
