@@ -33,6 +33,12 @@ def turn(stem: Path, *, alone: bool) -> Iterator[None]:
         yield
 
 
+def files_of(run: str) -> Path:
+    """Of a run whose processes are spread over several GPUs, those of this process's GPU."""
+    gpu = "".join(c if c.isalnum() else "-" for c in os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return Path(tempfile.gettempdir()) / f"normgen-tests-{os.getuid()}-{run}-{gpu}"
+
+
 def _is_alone(item: pytest.Item) -> bool:
     mark = item.get_closest_marker("gpu")
     return mark is not None and bool(mark.kwargs.get("alone"))
@@ -51,6 +57,5 @@ class GpuTurns:
         run = getattr(item.config, "workerinput", {}).get("testrunuid")
         if mark is None or run is None:
             return (yield)
-        stem = Path(tempfile.gettempdir()) / f"normgen-tests-{os.getuid()}-{run}"
-        with turn(stem, alone=_is_alone(item)):
+        with turn(files_of(run), alone=_is_alone(item)):
             return (yield)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_turns import turn
+from tests.gpu_turns import files_of, turn
 
 pytest_plugins = ["pytester"]
 
@@ -32,6 +32,16 @@ def test_one_that_wants_the_gpu_alone_waits_for_those_that_hold_it_and_goes_befo
     timing.join(10)
     later.join(10)
     assert order == ["alone", "later"]
+
+
+def test_processes_on_other_gpus_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = set()
+    for visible in ("0", "1", "GPU-28488dcc", "0,1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        files.add(files_of("run"))
+        assert files_of("run") == files_of("run") != files_of("other")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert len(files | {files_of("run")}) == 5
 
 
 def test_a_run_of_several_processes_gives_a_marked_test_the_gpu_alone(
