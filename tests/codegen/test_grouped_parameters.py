@@ -179,7 +179,7 @@ MISTAKES = {
     "the first element's group for all": ("if (!kOneGroup && left == 0)", "if (false)"),
     "a column late": ("left == 0", "left == -1"),
     "a byte behind the last group": ("--left;", "if (--left == 0) read<1>(group + 1);"),
-    "the other tensor's pitch": ("(batch) * scale_pitch", "(batch) * x_pitch"),
+    "the other tensor's pitch": ("batch * scale_pitch", "batch * x_pitch"),
 }
 
 
