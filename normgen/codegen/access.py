@@ -23,7 +23,7 @@ from normgen.spec.spec import Kind
 
 
 def operand(text: str) -> str:
-    """The text as a factor of a pitch, which makes a product of 64 bits of it."""
+    """The text as a factor beside a pitch: that has 64 bits, and so has the product."""
     return text if text.isidentifier() else f"({text})"
 
 

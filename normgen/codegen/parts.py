@@ -283,7 +283,7 @@ def print_kernel(kernel: KernelText) -> str:
 
 def legend_of(body: Sequence[Statement]) -> list[tuple[str, str]]:
     """What the constants of a kernel are, where one says so."""
-    return [(s.name, s.comment) for s in body if isinstance(s, Let) and s.is_constant and s.comment]
+    return [(s.name, s.comment) for s in constants_of(body) if s.comment]
 
 
 def legend_lines(legend: Iterable[tuple[str, str]]) -> list[str]:
@@ -296,15 +296,19 @@ def legend_lines(legend: Iterable[tuple[str, str]]) -> list[str]:
     return [part for line in lines for part in broken(line, f"//{' ' * (width + 3)}")]
 
 
+def constants_of(body: Sequence[Statement]) -> list[Let]:
+    return [s for s in body if isinstance(s, Let) and s.is_constant]
+
+
 def listed(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """The body with its constants first, one a line: what it is stands beside each."""
-    constants = [s for s in body if isinstance(s, Let) and s.is_constant]
+    constants = constants_of(body)
     return (*constants, Gap(), *(s for s in body if s not in constants))
 
 
 def gathered(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """The body with its constants side by side, without their comments, behind its types."""
-    constants = [s for s in body if isinstance(s, Let) and s.is_constant]
+    constants = constants_of(body)
     types = [replace(s, comment="") for s in constants if s.is_type]
     runs = groupby((s for s in constants if not s.is_type), lambda s: s.type)
     numbers = [Do(f"{kind} {', '.join(f'{s.name} = {s.value}' for s in run)}") for kind, run in runs]

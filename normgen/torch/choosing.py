@@ -81,6 +81,7 @@ def is_worth_products(x: Any, weight: Any, *, of_few: bool = True, of_many: bool
     if dtype not in (torch.bfloat16, torch.float16) or not x.is_cuda or not _is_hopper(device.index):
         return False
     rows = x.numel() // x.shape[-1]
+    # A branch, as in `is_worth_a_call`: a compiler's symbol becomes a bool.
     return True if (of_many and rows >= _MANY_ROWS) or (of_few and rows <= _FEW_ROWS) else False  # noqa: SIM210
 
 
