@@ -148,6 +148,7 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
             graphs = {name: _graph(model, decoding, forwards) for name, forwards in contenders.items()}
             found += _interleaved(graphs, lambda graph: graph.replay(), device, rounds, "decode, graph", base)
         except RuntimeError as error:
+            torch.cuda.synchronize(device)  # raises where a kernel failed, which is not a model that no graph takes
             failed["decode, graph"] = str(error).splitlines()[0]
     errors = _errors(model, contenders, tokens[:1], failed)
     listed = str(report).splitlines()
@@ -271,7 +272,10 @@ def _prefill(model: Module, tokens: Tensor) -> None:
 
 
 class _Decoding:
-    """Tokens one after the other, eagerly, behind a prompt that is there."""
+    """Tokens one after the other, eagerly, behind a prompt that is there.
+
+    The prompt's keys and values stay where they are as long as this object does: a graph reads them at each replay.
+    """
 
     def __init__(self, model: Module, prompt: Tensor) -> None:
         self.model, self.prompt = model, prompt
@@ -282,14 +286,15 @@ class _Decoding:
         self.cache = found[self.named]
 
     def __call__(self) -> None:
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in self.cache.layers]  # a token makes new tensors of a layer
         with torch.no_grad():
             for _ in range(DECODE_STEPS):
-                self.model(input_ids=self.prompt[:, -1:], use_cache=True, **{self.named: self.cache})
-        self.cache.crop(-DECODE_STEPS)
+                self.model(input_ids=self.prompt[:, -1:], use_cache=True, **{self.named: cache})
 
 
 def _graph(model: Module, decoding: _Decoding, forwards: Forwards) -> Any:
-    """Tokens one after the other as a CUDA graph."""
+    """Tokens one after the other as a CUDA graph, which may be replayed as long as `decoding` exists."""
     graph = torch.cuda.CUDAGraph()
     with _norms(model, forwards):
         decoding()  # kernels are compiled and loaded, and allocations made

@@ -82,8 +82,12 @@ def test_a_model_that_is_not_known_is_refused() -> None:
 def test_a_step_of_decoding_leaves_the_cache_as_it_was() -> None:
     model, _ = model_times._model(TINY["llama"], torch.device("cpu"))
     step: Any = model_times._Decoding(model, torch.arange(10).reshape(2, 5))
+    before = [(layer.keys, layer.values) for layer in step.cache.layers]
     step()
     assert step.cache.get_seq_length() == 5
+    # The same tensors: a graph that was captured reads them at each replay, when an eager step has come between.
+    after = [(layer.keys, layer.values) for layer in step.cache.layers]
+    assert all(a is b for old, new in zip(before, after, strict=True) for a, b in zip(old, new, strict=True))
 
 
 def test_a_task_with_products_times_them_beside_rows_alone() -> None:
