@@ -11,11 +11,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from normgen.bench.result import Results, geometric_mean
-from normgen.bench.rounds import Rounds, between
+from normgen.bench.rounds import Contender, Rounds, between
 from normgen.choice.first import default_schedule
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
@@ -174,13 +174,23 @@ def words_part(_: Path) -> str:
 
 def models_part(root: Path) -> str:
     """Steps of whole models with each library's norms, as `normgen bench --model` found them."""
-    rows: list[tuple[str, ...]] = []
-    for file in sorted((root / "generated" / "evidence").glob("model_*.jsonl")):
+    rows = [(*step, between(one.share)) for step, one in _steps(root, "model_*.jsonl")]
+    return markdown_table(("model", "step", "norms", "ms", "of torch", "share of what copies save"), rows)
+
+
+def products_part(root: Path) -> str:
+    """Steps of whole models with their products replaced, beside our norms and gates with torch's products."""
+    rows = [step for step, _ in _steps(root, "products_*.jsonl")]
+    return markdown_table(("model", "step", "replaced", "ms", "of ours, gates"), rows)
+
+
+def _steps(root: Path, files: str) -> Iterator[tuple[tuple[str, ...], Contender]]:
+    """(Model, step, contender, ms, of the base) of each that `normgen bench --model` timed."""
+    for file in sorted((root / "generated" / "evidence").glob(files)):
         found = read(Rounds, file)
         for one in found.contenders:
-            ratios = (between(one.of_base), between(one.share))
-            rows.append((found.name, one.step, one.name, f"{one.median:.1f}", *ratios))
-    return markdown_table(("model", "step", "norms", "ms", "of torch", "share of what copies save"), rows)
+            model = found.name.removesuffix("-products")
+            yield (model, one.step, one.name, f"{one.median:.1f}", between(one.of_base)), one
 
 
 def commands_part(_: Path) -> str:
@@ -207,6 +217,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "knobs": knobs_part,
     "api": api_part,
     "models": models_part,
+    "products": products_part,
     "varied": varied_part,
     "words": words_part,
 }

@@ -35,6 +35,8 @@ def dtypes_of(tensors: Sequence[Value | None]) -> tuple[Any, ...]:
 
 def autocast_dtype(device: str) -> Any:
     """What autocast casts to on a device; None where it is off, or there is none, as on meta."""
+    if not torch._C._is_any_autocast_enabled():  # what most calls ask, in a tenth of the time
+        return None
     return torch.get_autocast_dtype(device) if _has_autocast(device) and torch.is_autocast_enabled(device) else None
 
 

@@ -108,3 +108,13 @@ def test_a_task_with_products_times_them_beside_rows_alone() -> None:
         PRODUCTS: 25,
         AGAIN: 0,
     }
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:no record")
+def test_graphs_of_decoding_are_replayed_beside_each_other() -> None:
+    task = replace(TINY["llama"], config=TINY["llama"].config | {"intermediate_size": 128}, products=True)
+    found = model_times.timed("llama-products", task, torch.device("cuda", 0), rounds=3, compiled=False)
+    assert not found.failed
+    graphs = [c.name for c in found.contenders if c.step == "decode, graph"]
+    assert graphs == [AS_IT_IS, GATES, MLPS, PRODUCTS, AGAIN]

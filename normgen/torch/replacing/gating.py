@@ -71,7 +71,7 @@ class GatedForward(Patched):
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
         module, mlp = self.module, self.mlp
-        gate, up = getattr(module, mlp.gate), getattr(module, mlp.up)
+        gate, up = module._modules.get(mlp.gate), module._modules.get(mlp.up)
         if not (is_plain_linear(gate) and is_plain_linear(up) and self.is_as_found()):
             return self.original(x)
         w_gate, w_up = gate.weight, up.weight
@@ -100,7 +100,7 @@ class GatedForward(Patched):
             if not is_same(getattr(module, name, NONE), value):
                 return False
         for name, child in self.children:
-            if getattr(module, name) is not child or not is_bare(child):
+            if module._modules.get(name) is not child or not is_bare(child):
                 return False
         return all(is_same(getattr(child, name, NONE), value) for child, name, value in self.inside)
 

@@ -31,6 +31,7 @@ Module = Any
 
 _SIZES, _WIDTH = (5, 3), 8  # of the rows that a layer is probed with; no size is a number of results
 _RESULTS = (0, 2, 3)  # of a module: a tensor, or the first of so many
+_PLACE: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # of what a reader is probed with
 _MOST = 4  # modules of a layer beside norms: all forms of all results are tried
 _SAME = 1e-9  # of float64
 _Pairs = tuple[tuple[str, str], ...]
@@ -109,21 +110,30 @@ class LayerForward(Patched):
 
     def openings(self) -> Iterator[tuple[Patched, Module]]:
         """What may be pending, and a linear layer that reads it or gives it: nobody else sees what is called."""
+        children = self.module._modules
         seen = {norm for norm, by in self.layer.norms if self.is_hooked(by)}
         for giver, by in (*self.layer.norms, *(("", by) for by in self.layer.added)):
-            module, reader = getattr(self.module, by, None), self.layer.readers[by]
-            linear: Module = getattr(module, reader.groups[0][0] if giver else reader.last, None)
-            gives: Module = getattr(self.module, giver, None) if giver else linear
-            if giver in seen or not (is_plain_linear(linear, biased=bool(giver)) and is_bare(module)):
+            module, reader = children.get(by), self.layer.readers[by]
+            if giver in seen or module is None:
                 continue
-            if is_patched(gives) and is_bare(gives):
+            linear: Module = module._modules.get(reader.groups[0][0] if giver else reader.last)
+            gives: Module = children.get(giver) if giver else linear
+            if not (is_plain_linear(linear, biased=bool(giver)) and is_bare(module)):
+                continue
+            if gives is not None and is_patched(gives) and is_bare(gives):
                 yield gives.forward, linear
 
     def is_hooked(self, by: str) -> bool:
         """Whether a hook sees what a reader, or one of its linear layers, is given."""
-        module = getattr(self.module, by, None)
-        linear = (getattr(module, name, None) for group in self.layer.readers[by].groups for name in group)
-        return any(one is not None and has_hooks(one) for one in (module, *linear))
+        module = self.module._modules.get(by)
+        if module is None:
+            return False
+        for group in self.layer.readers[by].groups:
+            for name in group:
+                one = module._modules.get(name)
+                if one is not None and has_hooks(one):
+                    return True
+        return has_hooks(module)
 
 
 class LinearForward(Patched):
@@ -136,20 +146,21 @@ class LinearForward(Patched):
     def __call__(self, *args: Any, **named: Any) -> Any:
         (x,) = (*args, *named.values()) if named else args
         module = self.module
-        own = module.weight
-        if self.opened is module and may_pend(x, own):
-            return Product(x, own, self.name)
         if type(x) is not Normed:
+            if self.opened is module and may_pend(x, module.weight):
+                return Product(x, module.weight, self.name)
             return self.original(x)
         if module in x.found:
             return x.found.pop(module)
+        own = module.weight
         if x.made is not None or not is_plain_linear(module, biased=True) or not may_pend(x.rows, own):
             return self.original(x.formed())
         layers = [module]
         for one in self.beside:
+            if not isinstance(one.__dict__.get("forward"), LinearForward) or not is_plain_linear(one, biased=True):
+                continue
             weight = one.weight
-            is_alike = (weight.shape, weight.dtype, weight.device) == (own.shape, own.dtype, own.device)
-            if is_alike and isinstance(one.forward, LinearForward) and is_plain_linear(one, biased=True):
+            if weight.shape == own.shape and weight.dtype == own.dtype and weight.device == own.device:
                 layers.append(one)
         products = x.products(layers, self.name)
         if len(layers) == 1:
@@ -191,7 +202,7 @@ def _reader(module: Module, width: int) -> Reader | str:
     why = {name: why_no_products(child.weight) for name, child in linear.items()}
     plain = {n: c for n, c in linear.items() if is_plain_linear(c, biased=True) and not (why[n] or is_patched(c))}
     known: dict[int, Any] = {id(p): torch.nn.Parameter(p.new_empty(0)) for p in module.parameters()}
-    known |= {id(p): torch.nn.Parameter(torch.ones(p.shape, device="cpu")) for p in module.parameters() if p.ndim < 2}
+    known |= {id(p): torch.nn.Parameter(torch.ones(p.shape, **_PLACE)) for p in module.parameters() if p.ndim < 2}
     known |= {id(b): b.new_empty(0) for b in module.buffers() if b.ndim > 1}  # a cache may be large
     as_tensor, as_pending = (_read_by(module, linear, known, width, is_pending=one) for one in (False, True))
     seen = as_tensor[0]
@@ -214,7 +225,7 @@ def _read_by(
 
     is_pending  what it is given is a `Normed`, which it may not do with as with a tensor, or keep
     """
-    rows, seen, end = torch.zeros(*_SIZES, width, device="cpu"), [], None  # type: Tensor, list[str], Any
+    rows, seen, end = torch.zeros(*_SIZES, width, **_PLACE), [], None  # type: Tensor, list[str], Any
     given = [Normed("rms_norm", (rows,), 0.0, _normed) if is_pending else rows]
 
     def recorded(name: str) -> Any:

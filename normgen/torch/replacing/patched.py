@@ -74,13 +74,13 @@ def is_plain_linear(module: Module, *, biased: bool = False) -> bool:
 
     biased  it may have one
     """
-    return (
-        type(module) is torch.nn.Linear
-        and type(module.weight) in _TENSORS
-        and module.weight.ndim == 2
-        and (module.bias is None or (biased and _is_bias(module.bias, module.weight)))
-        and is_bare(module)
-    )
+    if type(module) is not torch.nn.Linear or not is_bare(module):
+        return False
+    own, known = module.__dict__, module._parameters  # nn.Module's attributes take ten times as long
+    if own.get("weight") is not None or own.get("bias") is not None or "bias" not in known:
+        return False
+    weight, bias = known.get("weight"), known["bias"]
+    return type(weight) in _TENSORS and weight.ndim == 2 and (bias is None or (biased and _is_bias(bias, weight)))
 
 
 def _is_bias(bias: Any, weight: Any) -> bool:

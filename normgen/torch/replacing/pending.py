@@ -158,7 +158,8 @@ class Normed(OfFew):
     def products(self, layers: Sequence[Any], where: str, gate: str = "") -> Any:
         """Its products with the weights of linear layers alike, and their biases, in one kernel; or their gate."""
         self.check_rows()
-        given = (*self.given, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
+        known = [layer._parameters for layer in layers]
+        given = (*self.given, *[of["weight"] for of in known], *[of["bias"] for of in known])
         return called(products_behind(self.function, len(layers), gate), given, (self.eps,), where)
 
 
@@ -184,7 +185,7 @@ class Product(OfFew):
     def plus(self, other: Any) -> Tensor:
         is_alike = type(other) is torch.Tensor and (other.dtype, other.device) == (self.dtype, self.device)
         is_ours = is_alike and other.shape == self.shape and self.made is None
-        if not (is_ours and may_pend(self.rows, self.weight)):
+        if not (is_ours and _is_alone(self.rows)):  # its rows were few when it was made
             return self.formed() + (other.formed() if isinstance(other, Pending) else other)
         self.check_rows()
         return called(_linear_add, (self.rows, other, self.weight.t()), (), self.where)
@@ -204,11 +205,11 @@ def called(of: Operator, tensors: Sequence[Tensor], scalars: Sequence[float], wh
 
 def may_pend(x: Any, weight: Tensor) -> bool:
     """Whether what is made of rows and a weight may wait for its reader: of few rows, without gradients or autocast."""
-    if type(x) is not torch.Tensor or torch.is_grad_enabled() or autocast_dtype(x.device.type) is not None:
-        return False
-    if is_looked_on():
-        return False
-    return is_worth_products(x, weight, of_many=False)
+    return type(x) is torch.Tensor and _is_alone(x) and is_worth_products(x, weight, of_many=False)
+
+
+def _is_alone(x: Tensor) -> bool:
+    return not (torch.is_grad_enabled() or autocast_dtype(x.device.type) is not None or is_looked_on())
 
 
 def with_tensors(found: Any, deep: int = DEEP) -> Any:
