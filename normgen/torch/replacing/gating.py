@@ -75,9 +75,9 @@ class GatedForward(Patched):
         if not (is_plain_linear(gate) and is_plain_linear(up) and self.is_as_found()):
             return self.original(x)
         w_gate, w_up = gate.weight, up.weight
-        normed = x if type(x) is Normed and x.made is None else None
+        normed = x if type(x) is Normed and x.is_read_by(w_gate) else None
         rows = x if normed is None else normed.rows
-        if type(rows) is not torch.Tensor or is_looked_on() or not is_worth_products(rows, w_gate):
+        if normed is None and (type(rows) is not torch.Tensor or is_looked_on() or not is_worth_products(rows, w_gate)):
             return self.original(x)
         if w_gate.shape != w_up.shape or w_gate.dtype != w_up.dtype or w_gate.device != w_up.device:
             return self.original(x)

@@ -153,7 +153,7 @@ class LinearForward(Patched):
         if module in x.found:
             return x.found.pop(module)
         own = module.weight
-        if x.made is not None or not is_plain_linear(module, biased=True) or not may_pend(x.rows, own):
+        if not (is_plain_linear(module, biased=True) and x.is_read_by(own)):
             return self.original(x.formed())
         layers = [module]
         for one in self.beside:

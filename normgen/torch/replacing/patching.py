@@ -83,8 +83,8 @@ class Forward(Patched):
                     break
         if dtype is None or scalars is None:
             return self.original(x)
-        if self.opened is not None and self.may_be_pending(given, dtype):
-            return Normed(norm.function, given, scalars[self.eps_at], self.original)
+        if (reader := self.opened) is not None and self.may_be_pending(given, dtype, weight := reader.weight):
+            return Normed(norm.function, given, scalars[self.eps_at], self.original, weight)
         if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = None
         places = self.places
@@ -105,11 +105,14 @@ class Forward(Patched):
                 return self.original(x)
         return found if lying is None else lying.back(found, x)
 
-    def may_be_pending(self, given: Sequence[Tensor], dtype: Any) -> bool:
-        """Whether products behind it make it. float16 does not hold the products of large rows and weights."""
+    def may_be_pending(self, given: Sequence[Tensor], dtype: Any, of_reader: Tensor) -> bool:
+        """Whether products behind it, with a reader's weight, make it.
+
+        float16 does not hold the products of large rows and weights.
+        """
         x, weight = given[0], given[-1]
         is_alike = dtype == x.dtype == weight.dtype != torch.float16
-        return is_alike and weight.shape[-1:] == x.shape[-1:] and may_pend(x, self.opened.weight)
+        return is_alike and weight.shape[-1:] == x.shape[-1:] and may_pend(x, of_reader)
 
     def scalars_again(self) -> tuple[float, ...] | None:
         """As `scalars_now`, remembered for calls behind which no attribute is set."""

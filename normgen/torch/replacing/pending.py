@@ -143,17 +143,31 @@ class Normed(OfFew):
 
     function, given, eps  one of `NORMS`, its rows and its weight
     original              the norm's own forward
+    weight                that of a layer which reads it: it may pend for that; None: unknown
     found                 products that were made beside another one, by their layers, of what it is
     """
 
-    def __init__(self, function: str, given: Sequence[Tensor], eps: float, original: Callable[..., Tensor]) -> None:
+    def __init__(
+        self,
+        function: str,
+        given: Sequence[Tensor],
+        eps: float,
+        original: Callable[..., Tensor],
+        weight: Tensor | None = None,
+    ) -> None:
         super().__init__(given[0], given[0].shape[-1], given[0].dtype)
-        self.function, self.given, self.eps, self.original = function, given, eps, original
+        self.function, self.given, self.eps, self.original, self.weight = function, given, eps, original, weight
         self.found: dict[Any, Tensor] = {}
 
     def of_rows(self) -> Tensor:
         self.found.clear()  # who forms it may change it in place
         return self.original(self.rows)
+
+    def is_read_by(self, weight: Tensor) -> bool:
+        """Whether a product with a weight may be made of its rows."""
+        if self.made is not None:
+            return False
+        return _is_alone(self.rows) if weight is self.weight else may_pend(self.rows, weight)
 
     def products(self, layers: Sequence[Any], where: str, gate: str = "") -> Any:
         """Its products with the weights of linear layers alike, and their biases, in one kernel; or their gate."""
@@ -183,12 +197,13 @@ class Product(OfFew):
         return args[1].plus(args[0]) if isinstance(args[1], cls) else args[0].plus(args[1])
 
     def plus(self, other: Any) -> Tensor:
-        is_alike = type(other) is torch.Tensor and (other.dtype, other.device) == (self.dtype, self.device)
-        is_ours = is_alike and other.shape == self.shape and self.made is None
-        if not (is_ours and _is_alone(self.rows)):  # its rows were few when it was made
+        rows = self.rows
+        is_ours = type(other) is torch.Tensor and other.dtype == self.dtype and self.made is None
+        is_ours = is_ours and other.shape[-1:] == (self.width,) and other.shape[:-1] == rows.shape[:-1]
+        if not (is_ours and other.device == rows.device and _is_alone(rows)):  # its rows were few when it was made
             return self.formed() + (other.formed() if isinstance(other, Pending) else other)
         self.check_rows()
-        return called(_linear_add, (self.rows, other, self.weight.t()), (), self.where)
+        return called(_linear_add, (rows, other, self.weight.t()), (), self.where)
 
     __add__ = __radd__ = plus
 
@@ -197,10 +212,11 @@ _linear_add = operator("linear_add")
 _ADDS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 
 
-def called(of: Operator, tensors: Sequence[Tensor], scalars: Sequence[float], where: str) -> Any:
+def called(of: Operator, tensors: tuple[Tensor, ...], scalars: tuple[float, ...], where: str) -> Any:
     if torch.compiler.is_dynamo_compiling():
         return of.traced(*tensors, *scalars, None, True, where)
-    return of.function(*tensors, *scalars)
+    found = of.eager(tensors, scalars, None)
+    return of.function(*tensors, *scalars) if found is NotImplemented else found
 
 
 def may_pend(x: Any, weight: Tensor) -> bool:
