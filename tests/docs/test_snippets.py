@@ -74,7 +74,7 @@ def test_the_page_of_products_runs_with_torch(folder: Folder) -> None:
     ran = [b for b in blocks(ROOT / "docs" / "products.md") if b.file == "normed.toml" or b.needs == "torch"]
     for block in ran:
         folder.run(block)
-    assert len(ran) == 3
+    assert len(ran) >= 4
 
 
 @pytest.mark.gpu
