@@ -17,7 +17,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.test_variances import RING, SIDE_BY_SIDE
@@ -113,3 +113,19 @@ def test_the_gradient_of_a_masked_row_is_nan_and_that_of_one_element_exact(op: s
     here, elsewhere = (0.0, 0.0) if op == "softmax" else (-total, dy)
     for outputs in run(problem, schedules_of(problem, mode), inputs):
         only_element_is(outputs.arrays["dx"], here, elsewhere)
+
+
+@pytest.mark.parametrize("mode", [*MODES, *WIDE])
+@pytest.mark.parametrize(
+    ("formula", "here", "elsewhere"),
+    [("{sum}", 1.0, 1.0), ("1 / {sum}", 1.0, 1.0), ("log({sum})", 0.0, 0.0), ("exp(x - max(x)) + {sum}", 2.0, 1.0)],
+)
+def test_what_is_made_of_the_sum_of_a_masked_row_is_nan(formula: str, here: float, elsewhere: float, mode: str) -> None:
+    """An online sum is 0 of such a row: a quotient by it is NaN of an exponential, and not of 1."""
+    text = formula.format(sum="sum(exp(x - max(x)))")
+    spec = parse(f'name = "summed"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "{text}"\n')
+    problem = problem_for(spec, shape=(ROWS, COLS), dtype="f32")
+    inputs = verify.make_inputs(problem, families=("normal",))
+    masked(inputs.arrays["x"])
+    for outputs in run(problem, schedules_of(problem, mode), inputs):
+        only_element_is(outputs.arrays["y"], here, elsewhere)

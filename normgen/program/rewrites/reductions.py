@@ -421,10 +421,15 @@ def _online(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]
 
 
 def _shows(program: RowProgram, largest: str, total: str) -> bool:
-    """Whether a row value is stored that depends on either, or an element that depends on the maximum alone."""
-    inline = _inlined(program)
+    """Whether a row value is stored that depends on either, or an element that is not NaN of both.
+
+    A quotient by the sum, or its logarithm, is infinite of 0: with an exponential that is 0, or an element, it is NaN.
+    """
+    inline, both = _inlined(program), {symbol(largest), symbol(total)}
     for store in program.stores:
-        read = {s.name for s in inline(symbol(store.value)).free_symbols} & {largest, total}
-        if read and (store.kind.is_row or read == {largest}):
+        value = inline(symbol(store.value))
+        read = value.free_symbols & both
+        is_infinite = value.has(1 / symbol(total), sp.log(symbol(total)))
+        if read and (store.kind.is_row or read != both or not is_infinite):
             return True
     return False
