@@ -464,3 +464,15 @@ def test_an_element_that_only_a_looks_groups_read_is_there_to_be_left_for_later_
     module = emit(problem, schedule)
     assert compile_module(module, 90)
     assert check_on_cpu(problem, module).ok
+
+
+def test_an_input_that_only_the_gradient_of_a_null_parameter_needs_is_passed() -> None:
+    """A kernel of any columns may be given no weight, and none is stored of it; its rows are there all the same."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nw = { role = "parameter", optional = true, absent = "1" }\ny = "output"\n'
+        '[formulas]\ny = "x * w**3"\n'
+    )
+    problem = problem_for(parse(text), shape="24x2", direction="backward", any_cols=True)
+    found = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
+    assert found.ok, found.summary
+    assert "with null w" in found.summary
