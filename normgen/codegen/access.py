@@ -228,7 +228,9 @@ class Access(Tensors):
         return self.unless_null(tensor, place if is_float else f"row_value(&{place})")
 
     def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool = False) -> str:
-        value = f"{self.read_row_value(tensor, row)} + {value}" if accumulate else value
+        if accumulate:
+            before = self.read_row_value(tensor, row)
+            value = f"({before}) + {value}" if " ? " in before else f"{before} + {value}"
         return self._write_value(tensor, f"{tensor}[{inner(row)}]", value)
 
     def write_group_value(self, tensor: str, group: str, value: str) -> str:

@@ -723,9 +723,10 @@ def _nulls(problem: Problem) -> list[tuple[str, ...]]:
 
 
 def _null_inputs(problem: Problem) -> list[tuple[str, ...]]:
-    """Of a general kernel each optional input that may be null alone, then all."""
+    """Of a general kernel each optional input that may be null alone, then all, where a gradient is left to write."""
     names = tuple(t.name for t in problem.tensors if t.null_as is not None and not t.is_written)
-    return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
+    found = [*((name,) for name in names), *([names] if len(names) > 1 else [])]
+    return [absent for absent in found if not problem.gradients or {*problem.gradients} - {*absent}]
 
 
 def _ties(problem: Problem) -> list[Tie]:

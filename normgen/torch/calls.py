@@ -28,6 +28,9 @@ Values = tuple[Value, ...]
 _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
 
 
+_COUNTED = ("cpu", "cuda")  # by torch, where it asks for any device at once: not so mps
+
+
 def dtypes_of(tensors: Sequence[Value | None]) -> tuple[Any, ...]:
     """torch's dtypes; None of an absent tensor."""
     return tuple([None if t is None else t.dtype for t in tensors])
@@ -35,7 +38,7 @@ def dtypes_of(tensors: Sequence[Value | None]) -> tuple[Any, ...]:
 
 def autocast_dtype(device: str) -> Any:
     """What autocast casts to on a device; None where it is off, or there is none, as on meta."""
-    if not torch._C._is_any_autocast_enabled():  # what most calls ask, in a tenth of the time
+    if device in _COUNTED and not torch._C._is_any_autocast_enabled():  # of most calls, in a tenth of the time
         return None
     return torch.get_autocast_dtype(device) if _has_autocast(device) and torch.is_autocast_enabled(device) else None
 

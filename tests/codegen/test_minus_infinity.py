@@ -118,10 +118,19 @@ def test_the_gradient_of_a_masked_row_is_nan_and_that_of_one_element_exact(op: s
 @pytest.mark.parametrize("mode", [*MODES, *WIDE])
 @pytest.mark.parametrize(
     ("formula", "here", "elsewhere"),
-    [("{sum}", 1.0, 1.0), ("1 / {sum}", 1.0, 1.0), ("log({sum})", 0.0, 0.0), ("exp(x - max(x)) + {sum}", 2.0, 1.0)],
+    [
+        ("{sum}", 1.0, 1.0),
+        ("1 / {sum}", 1.0, 1.0),
+        ("log({sum})", 0.0, 0.0),
+        ("exp(x - max(x)) + {sum}", 2.0, 1.0),
+        ("exp(x - max(x)) + 1 / {sum}", 2.0, 1.0),
+        ("exp(x - max(x)) / (1 + 1 / {sum})", 0.5, 0.0),
+        ("exp(x - max(x)) / (1 + exp(-log({sum})))", 0.5, 0.0),
+        ("1 + sum(exp(x - max(x)) * {sum})", 2.0, 2.0),
+    ],
 )
 def test_what_is_made_of_the_sum_of_a_masked_row_is_nan(formula: str, here: float, elsewhere: float, mode: str) -> None:
-    """An online sum is 0 of such a row: a quotient by it is NaN of an exponential, and not of 1."""
+    """An online sum is 0 of such a row: a quotient of an exponential by it is NaN, one of 1 is infinite."""
     text = formula.format(sum="sum(exp(x - max(x)))")
     spec = parse(f'name = "summed"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "{text}"\n')
     problem = problem_for(spec, shape=(ROWS, COLS), dtype="f32")

@@ -476,3 +476,19 @@ def test_an_input_that_only_the_gradient_of_a_null_parameter_needs_is_passed() -
     found = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
     assert found.ok, found.summary
     assert "with null w" in found.summary
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("gradients", [None, ["k"]])
+def test_a_gradient_of_an_optional_value_of_rows_is_added_to_what_is_there(
+    gradients: list[str] | None, accumulate: bool
+) -> None:
+    """Of a kernel of any columns: what was there, or 0 where nobody wants it, stood in front of the sum unbracketed."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nk = { role = "row_input", optional = true, absent = "1" }\n'
+        'y = "output"\n[formulas]\ny = "x * k"\n'
+    )
+    asked: dict[str, Any] = {"direction": "backward", "gradients": gradients, "accumulate": accumulate}
+    problem = problem_for(parse(text), shape="24x64", any_cols=True, **asked)
+    found = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
+    assert found.ok, found.summary

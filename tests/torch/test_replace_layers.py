@@ -432,6 +432,33 @@ def test_a_layer_that_is_changed_later_computes_what_it_did_without_us(change: s
     assert_as_exact(got, plain, *given)
 
 
+def test_an_attribute_in_the_place_of_the_mlp_is_what_runs_and_its_hook_sees_a_tensor(ran: list[str]) -> None:
+    model, *given = drawn()
+    plain = copy.deepcopy(model)
+    replaced(model)
+    seen = []
+    for one in (model, plain):
+        torch.manual_seed(5)
+        one.layers[0].__dict__["mlp"] = other = Mlp()
+        other.register_forward_pre_hook(lambda _module, args: seen.append(type(args[0])))
+    with torch.no_grad():
+        torch.testing.assert_close(model(*given), plain(*given))
+    assert ran == RAN[:3]
+    assert seen == [torch.Tensor, torch.Tensor]
+
+
+def test_an_attribute_that_hides_a_bias_is_the_bias(ran: list[str]) -> None:
+    model, *given = drawn(lambda: Layer(True))
+    plain = copy.deepcopy(model)
+    replaced(model)
+    for one in (model, plain):
+        one.layers[0].att.a.__dict__["bias"] = None
+    with torch.no_grad():
+        got = model(*given)
+    assert ran == RAN[2:]
+    assert_as_exact(got, plain, *given)
+
+
 def test_a_part_that_is_restored_is_its_own_again(ran: list[str]) -> None:
     for name, kernels in (
         ("one", NO_FIRST),
@@ -482,6 +509,13 @@ class Overwritten(Layer):
         x.add_(1)
         x = x + self.att(y, turn)[0]
         return x + self.mlp(self.two(x))
+
+
+class AsksForType(Layer):
+    def forward(self, x: Any, turn: Any = None) -> Any:
+        x = x + self.att(self.one(x), turn)[0]
+        y = self.mlp(self.two(x))
+        return x + y if isinstance(y, torch.Tensor) else x + y[0]
 
 
 class Scaled(Layer):
@@ -579,11 +613,13 @@ class Asking(Layer):
         return super().forward(x, turn)
 
 
+OTHERWISE = "it computes something else where a part gives what is no tensor yet"
 BETWEEN = "no product reads a norm or is added to a residual with nothing between them"
 LEFT: dict[str, tuple[type, str]] = {
     "after": (After, BETWEEN),
     "scaled": (Scaled, BETWEEN),
-    "overwritten": (Overwritten, BETWEEN),
+    "overwritten": (Overwritten, OTHERWISE),
+    "asks for a type": (AsksForType, OTHERWISE),
     "asking": (Asking, "its forward does not run on stand-ins: ValueError: a turn"),
 }
 

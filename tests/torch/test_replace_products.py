@@ -900,3 +900,27 @@ def test_modules_that_change_what_they_are_given_are_left() -> None:
     why = "its forward changes what it is given"
     model = torch.nn.Sequential(InPlace(WIDTH, eps=1e-5), Zeroing())
     assert ng.replace(model, products=True).left == {"0": f"InPlace: {why}", "1": f"Zeroing: {why}"}
+
+
+@pytest.mark.parametrize("name", ["a", "act"])
+def test_an_attribute_in_the_place_of_a_child_is_what_runs(name: str) -> None:
+    torch.manual_seed(4)
+    mlp, x = Mlp(act=torch.nn.SiLU()), torch.randn(5, WIDTH)
+    plain = copy.deepcopy(mlp)
+    assert ng.replace(mlp, products=True).replaced
+    for one in (mlp, plain):
+        torch.manual_seed(5)
+        one.__dict__[name] = torch.nn.Linear(WIDTH, HIDDEN, bias=False) if name == "a" else torch.tanh
+    torch.testing.assert_close(mlp(x), plain(x))
+
+
+@pytest.mark.parametrize("name", ["a", "act"])
+def test_a_property_of_another_class_in_the_place_of_a_child_is_what_runs(name: str) -> None:
+    torch.manual_seed(4)
+    mlp, x = Mlp(act=torch.nn.SiLU()), torch.randn(5, WIDTH)
+    plain = copy.deepcopy(mlp)
+    assert ng.replace(mlp, products=True).replaced
+    other = type("Other", (Mlp,), {name: property(lambda one: one.b if name == "a" else torch.tanh)})
+    for one in (mlp, plain):
+        one.__class__ = other
+    torch.testing.assert_close(mlp(x), plain(x))

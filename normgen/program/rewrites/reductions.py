@@ -21,15 +21,17 @@ denominator, whatever e is. A rewrite without a pattern to work on returns the p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import sympy as sp
 
 from normgen.errors import UsageError, did_you_mean
 from normgen.knobs import SoftmaxMethod, VarianceMethod
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import constant, greater, where
+from normgen.program.functions import Condition, constant, greater, where
 from normgen.program.ir import (
     COLS,
     Column,
@@ -48,11 +50,13 @@ from normgen.program.ir import (
     value_kinds,
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
-from normgen.program.ordered import is_kept, square
+from normgen.program.ordered import Ordered, is_kept, square
 from normgen.spec.spec import Kind
 
 VARIANCE: tuple[str, ...] = tuple(VarianceMethod)
 SOFTMAX: tuple[str, ...] = tuple(SoftmaxMethod)
+_Number = float | str | None
+_ENDLESS, _LOWEST = "endless", -float(np.finfo(np.float32).max)
 _LONGEST_WRITTEN_OUT = 500  # operations: formulas that each use another twice would grow without end
 
 
@@ -410,7 +414,7 @@ def _online(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]
     the sum right, at the cost of one comparison an element.
     """
     names = (pair.first.names[0], pair.second.names[0])
-    if not _shows(program, *names):
+    if not _shows(program, *names, pair.e):
         return {names[0]: (Reduce(names, Kind.ROW, ONLINE_SOFTMAX, (pair.e,)),), names[1]: ()}
     running = (_fresh(program, f"{names[0]}_running"), _fresh(program, f"{names[1]}_running"))
     largest, reference, summed = map(symbol, (names[0], *running))
@@ -420,16 +424,105 @@ def _online(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]
     }
 
 
-def _shows(program: RowProgram, largest: str, total: str) -> bool:
-    """Whether a row value is stored that depends on either, or an element that is not NaN of both.
-
-    A quotient by the sum, or its logarithm, is infinite of 0: with an exponential that is 0, or an element, it is NaN.
-    """
+def _shows(program: RowProgram, largest: str, total: str, e: sp.Expr) -> bool:
+    """Whether a row value is stored that depends on either, or an element that is not NaN of such a row."""
     inline, both = _inlined(program), {symbol(largest), symbol(total)}
+    row = _Nothing({inline(e): -math.inf, symbol(largest): _LOWEST, symbol(total): 0.0}, {*both})
+    kept: set[sp.Symbol] = set()
+    for statement in program.statements:
+        names = {symbol(name) for name in defined_names(statement)} - both
+        if isinstance(statement, Reduce) and names:
+            args = [inline(arg) for arg in statement.args]
+            used = row.moved & {one for arg in args for one in arg.free_symbols}
+            row.made(names, args)
+            kept |= names if used and used <= kept else set()
+        elif isinstance(statement, Map) and names <= inline(*names).free_symbols:  # written out it would be another
+            row.made(names, [statement.expr.xreplace({s: inline(s) for s in statement.expr.free_symbols})])
+            kept |= names
     for store in program.stores:
         value = inline(symbol(store.value))
-        read = value.free_symbols & both
-        is_infinite = value.has(1 / symbol(total), sp.log(symbol(total)))
-        if read and (store.kind.is_row or read != both or not is_infinite):
+        if store.kind.is_row and value.free_symbols & both:
+            return True
+        # A loss is kept by its name, and NaN by the element of its label, which is not known here.
+        if not row.is_right(value) and (store.kind.by_col or not value.free_symbols <= kept):
             return True
     return False
+
+
+class _Nothing:
+    """What expressions are of a row of nothing but -inf, by the maximum LOWEST and the sum 0 of an online softmax.
+
+    known  expressions -> their numbers
+    moved  the values that another row would have otherwise: all that is made of them is NaN, if it is right
+    """
+
+    def __init__(self, known: dict[sp.Expr, _Number], moved: set[sp.Symbol]) -> None:
+        self.known, self.moved = known, moved
+
+    def made(self, names: set[sp.Symbol], args: Sequence[sp.Expr]) -> None:
+        """Values are made of these: NaN where they are, else any number, and wrong."""
+        if not all(map(self.is_free, args)):
+            self.known |= dict.fromkeys(names, math.nan if all(map(self.is_right, args)) else None)
+            self.moved |= names
+
+    def is_free(self, expr: sp.Expr) -> bool:
+        return bool(expr.free_symbols.isdisjoint(self.moved))
+
+    def is_right(self, expr: sp.Expr) -> bool:
+        if self.is_free(expr):
+            return True
+        if isinstance(expr, where) and self.is_free(expr.args[0]):
+            return all(map(self.is_right, expr.args[1:]))
+        return _is_nan(self.number(expr))
+
+    def number(self, expr: sp.Expr) -> _Number:
+        """The expression's; None: any; _ENDLESS: any infinite one, or NaN."""
+        if expr in self.known:
+            return self.known[expr]
+        if expr.is_Number:
+            return float(expr)
+        if expr.is_Add:  # a known sum of several terms may be some of these
+            for part, number in self.known.items():
+                if part.is_Add and set(part.args) < set(expr.args):
+                    rest = sp.Add(*(set(expr.args) - set(part.args)))
+                    return _sum([number, self.number(rest)])
+        if isinstance(expr, where):  # as the branch that is made of what moved, if one is
+            branches = [branch for branch in expr.args[1:] if not self.is_free(branch)]
+            return self.number(branches[0]) if self.is_free(expr.args[0]) and len(branches) == 1 else None
+        numbers = [self.number(arg) for arg in expr.args]
+        if any(map(_is_nan, numbers)):
+            return None if isinstance(expr, Condition) else math.nan
+        if expr.is_Add:
+            return _sum(numbers)
+        if expr.is_Mul or isinstance(expr, Ordered):
+            return _product(numbers)
+        match expr, numbers:
+            case sp.Pow(), [0.0, float(power)] if power < 0:
+                return math.inf
+            case sp.exp(), [float(of)] if of == -math.inf:
+                return 0.0
+            case sp.log(), [0.0]:
+                return -math.inf
+        return None
+
+
+def _is_nan(number: _Number) -> bool:
+    return isinstance(number, float) and math.isnan(number)
+
+
+def _is_infinite(number: _Number) -> bool:
+    return number == _ENDLESS or (isinstance(number, float) and math.isinf(number))
+
+
+def _sum(terms: Sequence[_Number]) -> _Number:
+    known = [term for term in terms if isinstance(term, float)]
+    if len(known) == len(terms) or any(map(_is_nan, known)) or {math.inf, -math.inf} <= {*known}:
+        return sum(known)
+    return _ENDLESS if any(map(_is_infinite, terms)) else None
+
+
+def _product(factors: Sequence[_Number]) -> _Number:
+    known = [factor for factor in factors if isinstance(factor, float)]
+    if any(map(_is_infinite, factors)):
+        return math.nan if 0.0 in known else math.prod(known) if len(known) == len(factors) else _ENDLESS
+    return math.prod(known) if len(known) == len(factors) else None

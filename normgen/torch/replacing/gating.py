@@ -13,7 +13,7 @@ import torch
 
 from normgen.torch.choosing import is_worth_products, why_no_products
 from normgen.torch.gated import GATES, gated_products
-from normgen.torch.replacing.patched import PLAIN, Patched, is_bare, is_looked_on, is_plain_linear, is_same
+from normgen.torch.replacing.patched import PLAIN, Patched, child_of, is_bare, is_looked_on, is_plain_linear, is_same
 from normgen.torch.replacing.pending import Normed
 from normgen.torch.replacing.probing import (
     CHANGES,
@@ -71,7 +71,7 @@ class GatedForward(Patched):
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
         module, mlp = self.module, self.mlp
-        gate, up = module._modules.get(mlp.gate), module._modules.get(mlp.up)
+        gate, up = child_of(module, mlp.gate, self.kind), child_of(module, mlp.up, self.kind)
         if not (is_plain_linear(gate) and is_plain_linear(up) and self.is_as_found()):
             return self.original(x)
         w_gate, w_up = gate.weight, up.weight
@@ -100,7 +100,7 @@ class GatedForward(Patched):
             if not is_same(getattr(module, name, NONE), value):
                 return False
         for name, child in self.children:
-            if module._modules.get(name) is not child or not is_bare(child):
+            if child_of(module, name, self.kind) is not child or not is_bare(child):
                 return False
         return all(is_same(getattr(child, name, NONE), value) for child, name, value in self.inside)
 

@@ -22,7 +22,15 @@ from torch.utils._pytree import tree_leaves
 from normgen.torch.choosing import why_no_products
 from normgen.torch.replacing.gating import GatedForward
 from normgen.torch.replacing.normed import NORMS, products_behind
-from normgen.torch.replacing.patched import Patched, has_hooks, is_bare, is_looked_on, is_patched, is_plain_linear
+from normgen.torch.replacing.patched import (
+    Patched,
+    child_of,
+    has_hooks,
+    is_bare,
+    is_looked_on,
+    is_patched,
+    is_plain_linear,
+)
 from normgen.torch.replacing.pending import DEEP, Normed, Pending, Product, is_record, may_pend, with_tensors
 from normgen.torch.replacing.probing import FailedError, copied, is_close
 
@@ -82,6 +90,7 @@ class LayerForward(Patched):
     def __init__(self, module: Module, layer: Layer, *, name: str) -> None:
         super().__init__(module, name=name)
         self.layer = layer
+        self.kinds = {by: type(getattr(module, by)) for by in layer.readers}
         self.behind: list[tuple[Any, ...]] = []
         for norm, by in layer.norms:
             function, reader = getattr(module, norm).forward.norm.function, getattr(module, by).forward
@@ -110,30 +119,29 @@ class LayerForward(Patched):
 
     def openings(self) -> Iterator[tuple[Patched, Module]]:
         """What may be pending, and a linear layer that reads it or gives it: nobody else sees what is called."""
-        children = self.module._modules
         seen = {norm for norm, by in self.layer.norms if self.is_hooked(by)}
         for giver, by in (*self.layer.norms, *(("", by) for by in self.layer.added)):
-            module, reader = children.get(by), self.layer.readers[by]
+            module, reader = child_of(self.module, by, self.kind), self.layer.readers[by]
             if giver in seen or module is None:
                 continue
-            linear: Module = module._modules.get(reader.groups[0][0] if giver else reader.last)
-            gives: Module = children.get(giver) if giver else linear
+            linear: Module = child_of(module, reader.groups[0][0] if giver else reader.last, self.kinds[by])
+            gives: Module = child_of(self.module, giver, self.kind) if giver else linear
             if not (is_plain_linear(linear, biased=bool(giver)) and is_bare(module)):
                 continue
             if gives is not None and is_patched(gives) and is_bare(gives):
                 yield gives.forward, linear
 
     def is_hooked(self, by: str) -> bool:
-        """Whether a hook sees what a reader, or one of its linear layers, is given."""
-        module = self.module._modules.get(by)
-        if module is None:
-            return False
+        """Whether a hook, or what is no child any more, sees what a reader or one of its linear layers is given."""
+        module = child_of(self.module, by, self.kind)
+        if module is None or has_hooks(module):
+            return True
         for group in self.layer.readers[by].groups:
             for name in group:
-                one = module._modules.get(name)
-                if one is not None and has_hooks(one):
+                one = child_of(module, name, self.kinds[by])
+                if one is None or has_hooks(one):
                     return True
-        return has_hooks(module)
+        return False
 
 
 class LinearForward(Patched):
@@ -295,6 +303,10 @@ def _normed(x: Tensor) -> Tensor:
     return torch.nn.functional.rms_norm(x, x.shape[-1:])
 
 
+class _DiffersError(FailedError):
+    pass
+
+
 class _Probe:
     """A copy of a layer, in which parts stand for its norms and for all else that has parameters."""
 
@@ -323,6 +335,8 @@ class _Probe:
                 part.results = count
             try:
                 found.append(self.one())
+            except _DiffersError:
+                raise  # whatever form its parts' results have: it may be that one
             except FailedError as error:
                 failure = error
         if not found:
@@ -331,12 +345,14 @@ class _Probe:
 
     def one(self) -> tuple[_Pairs, tuple[str, ...]]:
         want, pending = self.run(), [*self.norms, *self.lasts]
-        got = self.run(pending)
-        while formed := [name for name in pending if self.parts[name].is_formed()]:
-            pending.remove(formed[0])  # what reads it may be added then
+        while True:
             got = self.run(pending)
-        if len(want) != len(got) or not all(is_close(*both, _SAME) for both in zip(want, got, strict=True)):
-            return (), ()
+            if len(want) != len(got) or not all(is_close(*both, _SAME) for both in zip(want, got, strict=True)):
+                raise _DiffersError("it computes something else where a part gives what is no tensor yet")
+            formed = [name for name in pending if self.parts[name].is_formed()]
+            if not formed:
+                break
+            pending.remove(formed[0])  # what reads it may be added then
         pairs = itertools.product(self.norms, self.parts)
         read = [(norm, by) for norm, by in pairs if any(self.parts[norm].gives is x for x in self.parts[by].read)]
         return tuple(read), tuple(name for name in self.lasts if name in pending)

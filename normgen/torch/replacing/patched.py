@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 Module = Any
 
 _TENSORS = (torch.nn.Parameter, torch.Tensor)
+_LINEAR = torch.nn.Linear.forward
 PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
 
 
@@ -23,7 +24,7 @@ class Patched:
     """
 
     def __init__(self, module: Module, *, name: str) -> None:
-        self.module, self.name, self.plain = module, name, type(module).forward
+        self.module, self.name, self.kind, self.plain = module, name, type(module), type(module).forward
         self.opened_in: dict[int, Any] = {}  # by threads: another one that calls it gets tensors
 
     @property
@@ -58,6 +59,17 @@ def is_patched(module: Module) -> bool:
     return isinstance(module.__dict__.get("forward"), Patched)
 
 
+def child_of(module: Module, name: str, kind: type) -> Module:
+    """Its child; None where an attribute of the name hides it: its own, or one of another class than it had.
+
+    kind  the class that the module had when the child was found
+    """
+    own = module.__dict__
+    if name in own or (type(module) is not kind and hasattr(type(module), name)):
+        return None
+    return own["_modules"].get(name)
+
+
 def is_bare(module: Module) -> bool:
     """Whether a call of it is its class's forward and no more: no hooks, no forward of its own that is not ours."""
     return isinstance(module.forward, types.MethodType | Patched) and not has_hooks(module)
@@ -74,10 +86,10 @@ def is_plain_linear(module: Module, *, biased: bool = False) -> bool:
 
     biased  it may have one
     """
-    if type(module) is not torch.nn.Linear or not is_bare(module):
+    if type(module) is not torch.nn.Linear or torch.nn.Linear.forward is not _LINEAR or not is_bare(module):
         return False
     own, known = module.__dict__, module._parameters  # nn.Module's attributes take ten times as long
-    if own.get("weight") is not None or own.get("bias") is not None or "bias" not in known:
+    if "weight" in own or "bias" in own or "bias" not in known:
         return False
     weight, bias = known.get("weight"), known["bias"]
     return type(weight) in _TENSORS and weight.ndim == 2 and (bias is None or (biased and _is_bias(bias, weight)))

@@ -153,7 +153,7 @@ class Normed(OfFew):
         given: Sequence[Tensor],
         eps: float,
         original: Callable[..., Tensor],
-        weight: Tensor | None = None,
+        weight: Any = None,
     ) -> None:
         super().__init__(given[0], given[0].shape[-1], given[0].dtype)
         self.function, self.given, self.eps, self.original, self.weight = function, given, eps, original, weight
@@ -167,7 +167,8 @@ class Normed(OfFew):
         """Whether a product with a weight may be made of its rows."""
         if self.made is not None:
             return False
-        return _is_alone(self.rows) if weight is self.weight else may_pend(self.rows, weight)
+        is_told = weight is self.weight and (weight.dtype, weight.shape[-1]) == (self.dtype, self.width)
+        return _is_alone(self.rows) if is_told else may_pend(self.rows, weight)
 
     def products(self, layers: Sequence[Any], where: str, gate: str = "") -> Any:
         """Its products with the weights of linear layers alike, and their biases, in one kernel; or their gate."""
