@@ -160,13 +160,8 @@ def with_null(problem: Problem, names: Collection[str]) -> Problem:
     # What only a gradient that is not asked for needs is passed all the same, as the kernel's own problem has it.
     inputs = {t.name: replace(t, idle=True) for t in problem.tensors if not t.is_written and t.name not in names}
     tensors = tuple(here.get(t.name) or inputs[t.name] for t in problem.tensors if t.name in here or t.name in inputs)
-    return replace(
-        found,
-        tensors=tensors,
-        rows=problem.rows,
-        rows_per_batch=problem.rows_per_batch,
-        any_cols=problem.any_cols,
-    )
+    found = replace(found, tensors=tensors)
+    return replace(found, rows=problem.rows, rows_per_batch=problem.rows_per_batch, any_cols=problem.any_cols)
 
 
 def problem_for(
