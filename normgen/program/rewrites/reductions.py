@@ -21,17 +21,15 @@ denominator, whatever e is. A rewrite without a pattern to work on returns the p
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import sympy as sp
 
 from normgen.errors import UsageError, did_you_mean
 from normgen.knobs import SoftmaxMethod, VarianceMethod
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import Condition, constant, greater, where
+from normgen.program.functions import constant, greater, where
 from normgen.program.ir import (
     COLS,
     Column,
@@ -50,13 +48,12 @@ from normgen.program.ir import (
     value_kinds,
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
-from normgen.program.ordered import Ordered, is_kept, square
+from normgen.program.ordered import is_kept, square
+from normgen.program.rewrites.masked import MaskedRow
 from normgen.spec.spec import Kind
 
 VARIANCE: tuple[str, ...] = tuple(VarianceMethod)
 SOFTMAX: tuple[str, ...] = tuple(SoftmaxMethod)
-_Number = float | str | None
-_ENDLESS, _LOWEST = "endless", -float(np.finfo(np.float32).max)
 _LONGEST_WRITTEN_OUT = 500  # operations: formulas that each use another twice would grow without end
 
 
@@ -427,7 +424,7 @@ def _online(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]
 def _shows(program: RowProgram, largest: str, total: str, e: sp.Expr) -> bool:
     """Whether a row value is stored that depends on either, or an element that is not NaN of such a row."""
     inline, both = _inlined(program), {symbol(largest), symbol(total)}
-    row = _Nothing({inline(e): -math.inf, symbol(largest): _LOWEST, symbol(total): 0.0}, {*both})
+    row = MaskedRow(inline(e), symbol(largest), symbol(total))
     kept: set[sp.Symbol] = set()
     for statement in program.statements:
         names = {symbol(name) for name in defined_names(statement)} - both
@@ -447,82 +444,3 @@ def _shows(program: RowProgram, largest: str, total: str, e: sp.Expr) -> bool:
         if not row.is_right(value) and (store.kind.by_col or not value.free_symbols <= kept):
             return True
     return False
-
-
-class _Nothing:
-    """What expressions are of a row of nothing but -inf, by the maximum LOWEST and the sum 0 of an online softmax.
-
-    known  expressions -> their numbers
-    moved  the values that another row would have otherwise: all that is made of them is NaN, if it is right
-    """
-
-    def __init__(self, known: dict[sp.Expr, _Number], moved: set[sp.Symbol]) -> None:
-        self.known, self.moved = known, moved
-
-    def made(self, names: set[sp.Symbol], args: Sequence[sp.Expr]) -> None:
-        """Values are made of these: NaN where they are, else any number, and wrong."""
-        if not all(map(self.is_free, args)):
-            self.known |= dict.fromkeys(names, math.nan if all(map(self.is_right, args)) else None)
-            self.moved |= names
-
-    def is_free(self, expr: sp.Expr) -> bool:
-        return bool(expr.free_symbols.isdisjoint(self.moved))
-
-    def is_right(self, expr: sp.Expr) -> bool:
-        if self.is_free(expr):
-            return True
-        if isinstance(expr, where) and self.is_free(expr.args[0]):
-            return all(map(self.is_right, expr.args[1:]))
-        return _is_nan(self.number(expr))
-
-    def number(self, expr: sp.Expr) -> _Number:
-        """The expression's; None: any; _ENDLESS: any infinite one, or NaN."""
-        if expr in self.known:
-            return self.known[expr]
-        if expr.is_Number:
-            return float(expr)
-        if expr.is_Add:  # a known sum of several terms may be some of these
-            for part, number in self.known.items():
-                if part.is_Add and set(part.args) < set(expr.args):
-                    rest = sp.Add(*(set(expr.args) - set(part.args)))
-                    return _sum([number, self.number(rest)])
-        if isinstance(expr, where):  # as the branch that is made of what moved, if one is
-            branches = [branch for branch in expr.args[1:] if not self.is_free(branch)]
-            return self.number(branches[0]) if self.is_free(expr.args[0]) and len(branches) == 1 else None
-        numbers = [self.number(arg) for arg in expr.args]
-        if any(map(_is_nan, numbers)):
-            return None if isinstance(expr, Condition) else math.nan
-        if expr.is_Add:
-            return _sum(numbers)
-        if expr.is_Mul or isinstance(expr, Ordered):
-            return _product(numbers)
-        match expr, numbers:
-            case sp.Pow(), [0.0, float(power)] if power < 0:
-                return math.inf
-            case sp.exp(), [float(of)] if of == -math.inf:
-                return 0.0
-            case sp.log(), [0.0]:
-                return -math.inf
-        return None
-
-
-def _is_nan(number: _Number) -> bool:
-    return isinstance(number, float) and math.isnan(number)
-
-
-def _is_infinite(number: _Number) -> bool:
-    return number == _ENDLESS or (isinstance(number, float) and math.isinf(number))
-
-
-def _sum(terms: Sequence[_Number]) -> _Number:
-    known = [term for term in terms if isinstance(term, float)]
-    if len(known) == len(terms) or any(map(_is_nan, known)) or {math.inf, -math.inf} <= {*known}:
-        return sum(known)
-    return _ENDLESS if any(map(_is_infinite, terms)) else None
-
-
-def _product(factors: Sequence[_Number]) -> _Number:
-    known = [factor for factor in factors if isinstance(factor, float)]
-    if any(map(_is_infinite, factors)):
-        return math.nan if 0.0 in known else math.prod(known) if len(known) == len(factors) else _ENDLESS
-    return math.prod(known) if len(known) == len(factors) else None
