@@ -20,6 +20,7 @@ import numpy as np
 from normgen.codegen.module import Module
 from normgen.cpu import build_many
 from normgen.cuda.compiler import compile_module
+from normgen.dtypes import DType
 from normgen.errors import BrokenError, CompileError, FaultError, NormgenError, ProgramError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
@@ -160,6 +161,10 @@ class Float32(Float64):
 
     def power(self, base: Array, exponent: float) -> Array:
         return super().power(base.astype(np.float64), exponent).astype(np.float32)
+
+    def cast(self, a: Array, dtype: DType) -> Array:
+        """To the number that the bound of a value that was loaded expects: of 8 bits it knows which one."""
+        return np.asarray(dtype.cast(a)).astype(np.float32)
 
     def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
         return super().reduce(name, arg, group).astype(np.float32)
