@@ -221,16 +221,18 @@ class Access(Tensors):
         return f"{row} - {quotient} * batches" if self.plan.problem.spec.has_heads else quotient
 
     def read_row_value(self, tensor: str, row: str) -> str:
+        return self.unless_null(tensor, self._row_value(tensor, row))
+
+    def _row_value(self, tensor: str, row: str) -> str:
+        """One that is there."""
         if self.plan.problem.tensor(tensor).kind.by_batch:
             row = "batch" if self.plan.walks_batches else self._batch_of(row)
         is_float = self.plan.problem.tensor(tensor).dtype is F32
         place = f"{tensor}[{inner(row)}]"
-        return self.unless_null(tensor, place if is_float else f"row_value(&{place})")
+        return place if is_float else f"row_value(&{place})"
 
     def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool = False) -> str:
-        if accumulate:
-            before = self.read_row_value(tensor, row)
-            value = f"({before}) + {value}" if " ? " in before else f"{before} + {value}"
+        value = f"{self._row_value(tensor, row)} + {value}" if accumulate else value  # written only where it is wanted
         return self._write_value(tensor, f"{tensor}[{inner(row)}]", value)
 
     def write_group_value(self, tensor: str, group: str, value: str) -> str:
