@@ -902,25 +902,25 @@ def test_modules_that_change_what_they_are_given_are_left() -> None:
     assert ng.replace(model, products=True).left == {"0": f"InPlace: {why}", "1": f"Zeroing: {why}"}
 
 
-@pytest.mark.parametrize("name", ["a", "act"])
-def test_an_attribute_in_the_place_of_a_child_is_what_runs(name: str) -> None:
-    torch.manual_seed(4)
-    mlp, x = Mlp(act=torch.nn.SiLU()), torch.randn(5, WIDTH)
-    plain = copy.deepcopy(mlp)
-    assert ng.replace(mlp, products=True).replaced
-    for one in (mlp, plain):
-        torch.manual_seed(5)
-        one.__dict__[name] = torch.nn.Linear(WIDTH, HIDDEN, bias=False) if name == "a" else torch.tanh
-    torch.testing.assert_close(mlp(x), plain(x))
+def _of_other_class(one: Any, name: str, of: Any) -> None:
+    one.__class__ = type("Other", (type(one),), {name: property(of)})
 
 
-@pytest.mark.parametrize("name", ["a", "act"])
-def test_a_property_of_another_class_in_the_place_of_a_child_is_what_runs(name: str) -> None:
+HIDDEN_BY: dict[str, Any] = {
+    "an attribute for a product": lambda one: one.__dict__.update(a=one.b),
+    "an attribute for the activation": lambda one: one.__dict__.update(act=torch.tanh),
+    "a property for a product": lambda one: _of_other_class(one, "a", lambda it: it.b),
+    "a property for the activation": lambda one: _of_other_class(one, "act", lambda _: torch.tanh),
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN_BY)
+def test_what_hides_a_child_is_what_runs(what: str) -> None:
     torch.manual_seed(4)
     mlp, x = Mlp(act=torch.nn.SiLU()), torch.randn(5, WIDTH)
-    plain = copy.deepcopy(mlp)
+    plain, before = copy.deepcopy(mlp), mlp(x)
     assert ng.replace(mlp, products=True).replaced
-    other = type("Other", (Mlp,), {name: property(lambda one: one.b if name == "a" else torch.tanh)})
     for one in (mlp, plain):
-        one.__class__ = other
+        HIDDEN_BY[what](one)
+    assert not torch.allclose(plain(x), before)
     torch.testing.assert_close(mlp(x), plain(x))

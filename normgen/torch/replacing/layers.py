@@ -304,7 +304,7 @@ def _normed(x: Tensor) -> Tensor:
 
 
 class _DiffersError(FailedError):
-    pass
+    """In one form of its parts' results a layer asks what they are."""
 
 
 class _Probe:
@@ -336,7 +336,7 @@ class _Probe:
             try:
                 found.append(self.one())
             except _DiffersError:
-                raise  # whatever form its parts' results have: it may be that one
+                raise  # the form may be the one that they have
             except FailedError as error:
                 failure = error
         if not found:
