@@ -12,16 +12,15 @@
 //   x_bias = 0, residual2 = 0, weight = 1, bias = 0 where the pointer is null
 //
 // spec      add_layernorm, sha256:979e339684032e31cd4004cf1a62877307d16fbecee82015115627c37e713145
-// tuned by  normgen 0.1.0
-//           normgen 0.2.0
+// tuned by  normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 14 calls, 1 to 4096 rows, 26 families of rows, 8 values of scalars
-//           and other inputs, own pitches of y, x, residual, null mean, rstd
+// verified  NVIDIA H200, driver for CUDA 13.0: 13 to 14 calls, 1 to 4096 rows, 26 families of rows, 8 values of
+//           scalars and other inputs, own pitches of y, x, residual, null mean, rstd
 //
 // all timed without h and mean and residual2 and rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768               warp_per_row   32       1           8       5.222     11.72 / 6.499  3615  95.9 %   1.07x       6.379     fresh
+//   4096 x 768               warp_per_row   32       1           8       5.441     11.84 / 6.398  3470  93.8 %   1.06x       6.531     fresh
 //   4096 x 4096              block_per_row  256      1           4       21.54     46.17 / 24.63  4674  108.6 %  1.21x       26.3      fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
@@ -32,7 +31,7 @@
 //           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.047, rstd 0.067. More than 1 is refused;
+//           stored dtype, over adversarial rows, on the GPU: y 0.034, mean 0.047, rstd 0.12. More than 1 is refused;
 //           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
@@ -459,7 +458,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
 struct Cols768 : Plain { using Team = Lanes<32, 1>;
-  enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+  enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols4096 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -510,8 +509,10 @@ struct Pass2_bf54 {  // state of pass 2: sum(h - h_rough_mean), sum((h - h_rough
 // add_layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_team_per_row(
+add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_e413(
     bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> residual,
     Input<Config, bfloat16> x_bias,
@@ -651,6 +652,11 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
     const float row_var = Division::of(pass2.var_sum, kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
+    if (row_thread == 0 && active) {
+      if (mean != nullptr) mean[row] = row_mean;
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
     // Last pass: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -684,7 +690,7 @@ add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_tea
 // add_layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row(
+add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_b05d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1202,17 +1208,6 @@ inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), con
 }
 
 template <auto kMain>
-inline cudaError_t run_without_h_without_mean_without_residual2_without_rstd(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.x, call.residual, call.x_bias, call.weight, call.bias, call.y_pitch, call.x_pitch,
-      call.residual_pitch, call.rows, call.eps);
-}
-
-template <auto kMain>
 inline cudaError_t run_without_h_without_residual2(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = grid(kernel.launch, call.rows, &blocks);
@@ -1244,11 +1239,10 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 50u, 50u, false, {{32, 1, false, 0, 0, 16},
-     run_without_h_without_mean_without_residual2_without_rstd<
-     add_layernorm_fwd_bf16_without_h_without_mean_without_residual2_without_rstd_team_per_row<Cols768>>}},
-    {4096, 4096,  8,  2u, 50u, false, {{256, 1, true}, run_without_h_without_residual2<
-     add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row<Cols4096>>}},
+    {4096,  768, 16, 2u, 50u, false, {{32, 1, false, 0, 0, 16}, run_without_h_without_residual2<
+     add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_e413<Cols768>>}},
+    {4096, 4096,  8, 2u, 50u, false, {{256, 1, true}, run_without_h_without_residual2<
+     add_layernorm_fwd_bf16_without_h_without_residual2_team_per_row_b05d<Cols4096>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -22,20 +22,20 @@
 // all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   64 x 2048                block_per_row  256      1           8       2.077     6.416 / 4.338  507   93.3 %   1.01x       2.208     fresh
-//   64 x 2880                block_per_row  256      1           4       2.48      6.85 / 4.364   597   82.9 %   1.02x       2.565     fresh
-//   64 x 3072                block_per_row  256      1           4       2.378     6.769 / 4.384  664   86.5 %   1.04x       2.477     fresh
-//   64 x 3584                block_per_row  256      1           4       2.49      6.916 / 4.428  740   83.3 %   1.04x       2.655     fresh
+//   64 x 2048                block_per_row  256      1           8       1.744     5.417 / 3.675  604   93.2 %   1.00x       1.828     fresh
+//   64 x 2880                block_per_row  256      1           8       2.103     5.801 / 3.701  704   81.6 %   1.00x       2.194     fresh
+//   64 x 3072                block_per_row  256      1           4       2.015     5.688 / 3.673  784   83.8 %   1.01x       2.103     fresh
+//   64 x 3584                block_per_row  256      1           4       2.155     5.912 / 3.744  855   79.7 %   1.02x       2.286     fresh
 //   1 x 4096                 block_per_row  512      1           8       1.849     4.563 / 2.714  22    84.9 %   1.03x       1.945     fresh
-//   16 x 4096                block_per_row  512      1           8       1.777     5.279 / 3.499  300   85.4 %   1.01x       2.281     fresh
+//   16 x 4096                block_per_row  256      1           8       1.806     5.298 / 3.491  295   84.2 %   1.00x       1.903     fresh
 //   64 x 4096                block_per_row  256      1           8       2.051     5.822 / 3.769  1027  87.1 %   1.02x       2.53      fresh
 //   4096 x 4096              block_per_row  512      1           8       35.5      64.13 / 28.65  3781  97.5 %   1.18x       34.17     fresh
-//   64 x 5120                block_per_row  256      1           4       2.537     7.035 / 4.495  1037  87.0 %   1.07x       2.783     fresh
-//   1 x 7168                 block_per_row  256      1           4       2.214     6.047 / 3.833  32    76.0 %   1.02x       2.331     fresh
+//   64 x 5120                block_per_row  256      1           4       2.165     5.949 / 3.785  1216  84.4 %   1.00x       2.783     fresh
+//   1 x 7168                 block_per_row  256      1           8       2.036     5.105 / 3.069  35    66.5 %   1.17x       2.075     fresh
 //   16 x 7168                block_per_row  256      1           4       2.117     5.783 / 3.668  440   78.4 %   1.11x       2.602     fresh
-//   64 x 7168                block_per_row  512      1           8       2.415     6.361 / 3.935  1526  82.5 %   1.08x       2.773     fresh
+//   64 x 7168                block_per_row  256      1           4       2.338     6.25 / 3.912   1576  84.9 %   1.02x       3.055     fresh
 //   4096 x 7168              block_per_row  256      1           4       51.11     112 / 60.82    4596  105.8 %  1.00x       58.73     fresh
-//   64 x 8192                block_per_row  512      1           8       2.804     7.527 / 4.716  1502  86.3 %   1.03x       3.294     fresh
+//   64 x 8192                block_per_row  512      1           8       2.426     6.428 / 4.002  1736  84.1 %   1.01x       2.912     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -573,11 +573,11 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
-struct Cols2048 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
+struct Cols2048 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Store = Streaming; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols2880 : Plain { using Team = BroadcastBlock<256>;
-  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols2880 : Plain { using Team = BroadcastBlock<256>; using Store = Streaming; using Params = Ahead;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols3072 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -588,8 +588,8 @@ struct Cols3584 : Plain { using Team = BroadcastBlock<256>;
 struct Cols4096_b5b1 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_9794 : Plain { using Team = Block<512>;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0 };
+struct Cols4096_e09f : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Store = Streaming; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_97f7 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -600,19 +600,16 @@ struct Cols4096_d5ea : Plain { using Team = Block<512>; using Load = EvictLast; 
 struct Cols5120 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_c643 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_3942 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_1097 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
-};
 struct Cols7168_5973 : Plain { using Team = Block<256>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+struct Cols8192 : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
@@ -865,125 +862,6 @@ add_rmsnorm_fwd_bf16_team_per_row_5be7(
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float h_i = h_floats[step][i];
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(x_row + first_col + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: a team of threads owns a row; each row is read once.
-// h takes the place of residual.
-// y takes the place of x.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
-    bfloat16* x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  using Order = typename Config::Order;
-  using Division = typename Config::Division;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots;
-
-  const int row_thread = Team::row_thread();
-  const int first_col = row_thread * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* x_row = x + valid_row * x_pitch;
-  bfloat16* residual_row = residual + valid_row * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-  Team::announce();
-
-  // Read the row of x and residual once; it waits in registers.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read_first<kVector, Load>(x_row + first_col + step * kStride);
-      residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = row_thread + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
-
-  // Pass 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float h_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        pass1_h_squares[i % kRunningSums] += h_i * h_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);
-    }
-  }
-
-  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
-  Team::meet();
-  pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
-
-  // Last pass: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
         y_values[i] = h_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1257,16 +1135,6 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
-inline cudaError_t run_without_rstd(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.x, call.residual, call.weight, call.x_pitch, call.residual_pitch, call.rows, call.eps);
-}
-
-template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = grid(kernel.launch, call.rows, &blocks);
@@ -1288,18 +1156,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  64, 2048, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols2048>>}},
-    {  64, 2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols2880>>}},
+    {  64, 2880, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols2880>>}},
     {  64, 3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols3072>>}},
     {  64, 3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols3584>>}},
     {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_b5b1>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_9794>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_e09f>>}},
     {  64, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_97f7>>}},
     {4096, 4096, 16, 0u, 2u, false, {{512, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_d5ea>>}},
     {  64, 5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols5120>>}},
-    {   1, 7168,  8, 2u, 2u, false, {{256},
-     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row<Cols7168_d1cf>>}},
+    {   1, 7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols7168_c643>>}},
     {  16, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols7168_3942>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols7168_1097>>}},
+    {  64, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols7168_3942>>}},
     {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols7168_5973>>}},
     {  64, 8192, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols8192>>}},
 };

@@ -24,49 +24,49 @@
 //   64 x 896                 block_per_row    128      1           8       2.038     6.284 / 4.247  226   84.7 %   1.03x       2.175     fresh
 //   4096 x 896               warp_per_row     128      4           4       6.737     14.59 / 7.855  4358  106.4 %  1.09x       8.378     fresh
 //   1 x 1024                 block_per_row    256      1           4       1.511     4.274 / 2.764  7     90.9 %   1.13x       1.531     fresh
-//   64 x 1024                block_per_row    256      1           4       1.948     6.186 / 4.236  270   90.1 %   1.02x       2.106     fresh
+//   64 x 1024                block_per_row    256      1           4       1.661     5.19 / 3.529   317   88.0 %   1.01x       1.735     fresh
 //   4096 x 1024              warp_per_row     256      8           8       7.378     15.76 / 8.393  4548  108.4 %  1.06x       9.495     fresh
 //   1 x 1536                 block_per_row    128      1           4       1.701     4.618 / 2.916  9     96.2 %   1.04x       1.584     fresh
-//   64 x 1536                block_per_row    128      1           4       2.027     6.323 / 4.291  389   93.1 %   1.03x       2.194     fresh
+//   64 x 1536                block_per_row    128      1           4       1.705     5.296 / 3.592  463   91.2 %   1.01x       1.803     fresh
 //   4096 x 1536              block_per_row    128      2           8       10.92     23.1 / 12.19   4608  105.8 %  1.03x       14.34     fresh
 //   1 x 2048                 block_per_row    256      1           8       1.802     4.694 / 2.896  11    94.2 %   1.11x       1.652     fresh
-//   64 x 2048                block_per_row    256      1           8       2.134     6.511 / 4.377  493   88.9 %   1.02x       2.198     fresh
+//   64 x 2048                block_per_row    256      1           8       1.79      5.45 / 3.656   588   88.8 %   1.01x       1.864     fresh
 //   4096 x 2048              block_per_row    128      2           8       14.9      29.43 / 14.54  4505  104.7 %  1.19x       18.52     fresh
 //   1 x 2560                 block_per_row    128      1           4       2.029     5.203 / 3.174  13    85.8 %   1.03x       1.896     fresh
 //   64 x 2560                block_per_row    128      1           4       2.306     6.679 / 4.378  571   83.2 %   1.04x       2.365     fresh
 //   4096 x 2560              block_per_row    64       1           8       19.19     37.55 / 18.36  4372  108.1 %  1.02x       22.81     fresh
-//   1 x 2880                 block_per_row    256      1           4       2.157     5.376 / 3.22   13    92.4 %   1.04x       2.005     fresh
-//   64 x 2880                block_per_row    256      1           4       2.418     6.767 / 4.346  612   84.0 %   1.02x       2.437     fresh
+//   1 x 2880                 block_per_row    256      1           8       1.833     4.372 / 2.539  16    90.9 %   1.00x       1.696     fresh
+//   64 x 2880                block_per_row    256      1           4       2.075     5.768 / 3.693  713   80.6 %   1.00x       2.101     fresh
 //   4096 x 2880              block_per_row    128      1           4       26.23     45.97 / 19.75  3598  104.9 %  1.11x       25.36     fresh
 //   1 x 3072                 block_per_row    256      1           4       1.876     5.084 / 3.209  16    93.8 %   1.03x       1.746     fresh
-//   64 x 3072                block_per_row    256      1           4       2.342     6.697 / 4.354  674   88.0 %   1.02x       2.379     fresh
+//   64 x 3072                block_per_row    256      1           4       1.965     5.663 / 3.699  804   86.7 %   1.02x       1.99      fresh
 //   4096 x 3072              block_per_row    128      1           4       27.93     48.72 / 20.84  3604  106.5 %  1.12x       26.02     fresh
-//   1 x 3584                 block_per_row    128      1           4       2.271     5.605 / 3.333  16    82.3 %   1.04x       2.031     fresh
-//   64 x 3584                block_per_row    256      1           4       2.469     6.843 / 4.379  746   85.3 %   1.05x       2.532     fresh
+//   1 x 3584                 block_per_row    256      1           8       1.994     4.64 / 2.645   18    80.3 %   1.04x       1.732     fresh
+//   64 x 3584                block_per_row    256      1           8       2.111     5.837 / 3.727  873   82.7 %   1.05x       2.212     fresh
 //   4096 x 3584              block_per_row    128      1           4       34.12     58.83 / 24.71  3442  100.7 %  1.07x       29.98     fresh
-//   1 x 4096                 block_per_row    512      1           8       1.89      4.618 / 2.728  22    82.1 %   1.01x       2.03      fresh
-//   16 x 4096                block_per_row    512      1           8       2.229     6.465 / 4.236  239   79.4 %   1.02x       1.957     fresh
-//   64 x 4096                block_per_row    512      1           8       2.457     6.921 / 4.471  857   86.3 %   1.02x       2.187     fresh
+//   1 x 4096                 block_per_row    512      1           8       1.894     4.604 / 2.711  22    85.0 %   1.05x       1.591     fresh
+//   16 x 4096                block_per_row    512      1           8       1.87      5.374 / 3.506  285   76.8 %   1.02x       1.943     fresh
+//   64 x 4096                block_per_row    512      1           8       2.064     5.832 / 3.77   1020  84.8 %   1.00x       2.16      fresh
 //   256 x 4096               block_per_row    256      1           4       3.125     7.703 / 4.566  2687  94.4 %   1.04x       4.028     fresh
 //   1024 x 4096              block_per_row    128      2           8       7.283     15.72 / 8.426  4608  109.4 %  1.16x       9.952     fresh
 //   4096 x 4096              block_per_row    128      2           8       38.97     67.39 / 28.44  3444  101.0 %  1.12x       35.22     fresh
 //   1 x 5120                 block_per_row    256      1           4       2.281     5.821 / 3.54   22    77.3 %   1.00x       2.24      fresh
-//   64 x 5120                block_per_row    256      1           4       2.565     7.018 / 4.455  1026  86.0 %   1.02x       2.732     fresh
+//   64 x 5120                block_per_row    256      1           4       2.196     6 / 3.805      1198  84.3 %   1.02x       2.344     fresh
 //   4096 x 5120              block_per_row    128      1           4       44.56     82.93 / 38.33  3765  108.5 %  1.02x       44.09     fresh
 //   1 x 6144                 block_per_row    512      1           4       2.202     5.8 / 3.598    28    80.3 %   1.00x       2.167     fresh
-//   64 x 6144                block_per_row    512      1           4       2.671     7.284 / 4.607  1182  85.2 %   1.01x       2.892     fresh
+//   64 x 6144                block_per_row    512      1           4       2.307     6.205 / 3.883  1369  85.3 %   1.05x       2.858     fresh
 //   4096 x 6144              block_per_row    256      1           4       48.39     98.06 / 49.59  4161  105.8 %  1.02x       48.99     fresh
-//   1 x 7168                 block_per_row    512      1           4       2.013     5.095 / 3.081  36    65.4 %   1.02x       2.37      fresh
+//   1 x 7168                 cluster_per_row  128      1           4       2.004     5.077 / 3.074  36    67.8 %   1.35x       2.025     fresh
 //   16 x 7168                block_per_row    256      1           4       2.175     5.803 / 3.624  428   72.5 %   1.06x       2.27      fresh
-//   64 x 7168                block_per_row    256      1           4       2.534     6.453 / 3.916  1454  80.3 %   1.00x       3.157     fresh
+//   64 x 7168                block_per_row    256      1           4       2.523     6.4 / 3.876    1460  81.2 %   1.00x       3.156     fresh
 //   256 x 7168               block_per_row    256      1           4       4.239     9.807 / 5.581  3467  96.9 %   1.00x       5.503     fresh
 //   1024 x 7168              block_per_row    256      1           8       12.91     26.23 / 13.36  4551  103.4 %  1.08x       16.5      fresh
 //   4096 x 7168              block_per_row    256      1           4       55.22     114.5 / 59.3   4254  104.1 %  1.02x       58.05     fresh
-//   1 x 8192                 cluster_per_row  128      1           8       2.01      5.854 / 3.843  41    83.2 %   1.06x       2.143     fresh
-//   64 x 8192                block_per_row    512      1           4       2.921     7.62 / 4.691   1442  86.0 %   1.01x       3.244     fresh
+//   1 x 8192                 cluster_per_row  128      1           8       1.757     4.891 / 3.134  47    75.3 %   1.23x       2.148     fresh
+//   64 x 8192                block_per_row    512      1           4       2.588     6.632 / 4.04   1627  84.0 %   1.02x       2.915     fresh
 //   4096 x 8192              block_per_row    256      1           4       62.52     133.7 / 71.15  4294  104.2 %  1.01x       67.83     fresh
-//   1 x 12288                cluster_per_row  128      1           4       2.264     6.132 / 3.866  54    75.4 %   1.10x       2.347     fresh
-//   64 x 12288               block_per_row    1024     1           4       3.446     8.417 / 4.965  1833  83.6 %   1.02x       3.954     fresh
+//   1 x 12288                cluster_per_row  128      1           4       1.886     5.069 / 3.184  65    72.9 %   1.00x       2.314     fresh
+//   64 x 12288               block_per_row    512      1           4       3.034     7.269 / 4.23   2081  83.1 %   1.03x       3.876     fresh
 //   4096 x 12288             block_per_row    512      1           8       93.41     192.6 / 99.21  4311  102.0 %  1.02x       96.18     fresh
 //   1 x 16384                cluster_per_row  128      1           8       2.268     6.133 / 3.867  72    77.7 %   1.00x       2.432     fresh
 //   64 x 16384               block_per_row    512      1           4       3.612     8.121 / 4.501  2331  81.7 %   1.07x       4.532     fresh
@@ -714,8 +714,8 @@ struct Cols896_c0b9 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate
 struct Cols1024_43f5 : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast;
   enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols1024_c0ad : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
-  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols1024_3c0b : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 0, kBlocksPerSm = 1 };
 };
 struct Cols1024_133c : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
   enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 0 };
@@ -744,8 +744,8 @@ struct Cols2560_6340 : Plain { using Team = BroadcastBlock<128>;
 struct Cols2560_b188 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 2560, kThreads = 64, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols2880_84d2 : Plain { using Team = BroadcastBlock<256>;
-  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols2880_b916 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols2880_bed1 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
   enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -756,23 +756,26 @@ struct Cols2880_8f49 : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols3072_2a3e : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
+struct Cols3072_2424 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols3072_bfd6 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 3072, kThreads = 128, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols3584_75aa : Plain { using Team = BroadcastBlock<128>;
-  enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
-};
-struct Cols3584_a3f3 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
-  enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols3584_f1d2 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 3584, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols3584_907e : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_df92 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_f7fb : Plain { using Team = BroadcastBlock<512>; using Load = EvictLast; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_cb17 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0 };
+struct Cols4096_b5b1 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols4096_1256 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_c8f5 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -786,7 +789,7 @@ struct Cols4096_f2df : Plain { using Team = Beside<64, 2>; using Load = NoAlloca
 struct Cols5120_f32c : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols5120_7a81 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
+struct Cols5120_24e8 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols5120_4c5b : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
@@ -795,16 +798,19 @@ struct Cols5120_4c5b : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols6144_c7ae : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_4444 : Plain { using Team = Block<512>; using Division = RemainderDivision;
-  enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols6144_4ee4 : Plain { using Team = Block<512>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols6144_5db9 : Plain { using Team = Block<256>; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_62c9 : Plain { using Team = Block<512>; using Division = RemainderDivision;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_f7b4 : Plain { using Team = BroadcastCluster<8, 128>; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_3942 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols7168_d334 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_1639 : Plain { using Team = Block<256>;
@@ -825,11 +831,11 @@ struct Cols8192_40bc : Plain { using Team = Block<512>; using Load = NoAllocate;
 struct Cols8192_283f : Plain { using Team = Block<256>; using Order = LastRowsFirst;
   enum : int { kCols = 8192, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols12288_0cc1 : Plain { using Team = BroadcastCluster<8, 128>; using Load = EvictLast;
-  enum : int { kCols = 12288, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols12288_18e7 : Plain { using Team = ClusterTeam<8, 128>; using Division = RemainderDivision;
+  enum : int { kCols = 12288, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols12288_c2c2 : Plain { using Team = Block<1024>; using Load = NoAllocate; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 12288, kThreads = 1024, kVector = 4, kEarlyParams = 1 };
+struct Cols12288_de1e : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
+  enum : int { kCols = 12288, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols12288_4de2 : Plain { using Team = Block<512>; using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 12288, kThreads = 512, kVector = 8, kEarlyParams = 1 };
@@ -1408,6 +1414,129 @@ add_rmsnorm_fwd_bf16_team_per_row_51bb(
   Chain::at_end();
 }
 
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_fwd_bf16_without_rstd_team_per_row(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + valid_row * h_pitch;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  const bfloat16* residual_row = residual + valid_row * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  float h_floats[kSteps][kVector];
+  Team::announce();
+
+  // Read the row of x and residual once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
+
+  // Pass 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = computed_once(x_i + residual_i);
+        h_floats[step][i] = h_i;
+        h_values[i] = h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + first_col + step * kStride, h_vec);
+    }
+  }
+
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = h_floats[step][i];
+        y_values[i] = h_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
 // add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
@@ -1679,6 +1808,17 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
+inline cudaError_t run_without_rstd(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.h, call.y, call.x, call.residual, call.weight, call.h_pitch, call.y_pitch, call.x_pitch,
+      call.residual_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = grid(kernel.launch, call.rows, &blocks);
@@ -1703,7 +1843,7 @@ inline constexpr Tuned kTuned[] = {
     {  64,   896, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols896_498d>>}},
     {4096,   896,  8, 0u, 2u, false, {{128, 4}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols896_c0b9>>}},
     {   1,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_43f5>>}},
-    {  64,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_c0ad>>}},
+    {  64,  1024,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_3c0b>>}},
     {4096,  1024, 16, 0u, 2u, false, {{256, 8}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1024_133c>>}},
     {   1,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1536_db42>>}},
     {  64,  1536,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols1536_db42>>}},
@@ -1715,31 +1855,32 @@ inline constexpr Tuned kTuned[] = {
     {  64,  2560,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2560_6340>>}},
     {4096,  2560, 16, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<add_rmsnorm_fwd_bf16_team_per_row_7da3<Cols2560_b188>>}},
-    {   1,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2880_84d2>>}},
+    {   1,  2880, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2880_b916>>}},
     {  64,  2880,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols2880_bed1>>}},
     {4096,  2880,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols2880_8f49>>}},
     {   1,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3072_2a3e>>}},
-    {  64,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3072_2a3e>>}},
+    {  64,  3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3072_2424>>}},
     {4096,  3072,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
      run<add_rmsnorm_fwd_bf16_team_per_row_51bb<Cols3072_bfd6>>}},
-    {   1,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3584_75aa>>}},
-    {  64,  3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols3584_a3f3>>}},
+    {   1,  3584, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3584_f1d2>>}},
+    {  64,  3584, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3584_f1d2>>}},
     {4096,  3584,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols3584_907e>>}},
-    {   1,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_df92>>}},
-    {  16,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_cb17>>}},
-    {  64,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_cb17>>}},
+    {   1,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_f7fb>>}},
+    {  16,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_b5b1>>}},
+    {  64,  4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_1256>>}},
     { 256,  4096,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols4096_c8f5>>}},
     {1024,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_1610>>}},
     {4096,  4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols4096_f2df>>}},
     {   1,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols5120_f32c>>}},
-    {  64,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols5120_7a81>>}},
+    {  64,  5120,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols5120_24e8>>}},
     {4096,  5120,  8, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols5120_4c5b>>}},
     {   1,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_c7ae>>}},
-    {  64,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_4444>>}},
+    {  64,  6144,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_4ee4>>}},
     {4096,  6144,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols6144_5db9>>}},
-    {   1,  7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols7168_62c9>>}},
+    {   1,  7168,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_f7b4>>}},
     {  16,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols7168_3942>>}},
-    {  64,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_1639>>}},
+    {  64,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_d334>>}},
     { 256,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_1639>>}},
     {1024,  7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_758c<Cols7168_d14f>>}},
     {4096,  7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols7168_dde7>>}},
@@ -1748,8 +1889,9 @@ inline constexpr Tuned kTuned[] = {
     {  64,  8192,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols8192_40bc>>}},
     {4096,  8192,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols8192_283f>>}},
     {   1, 12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_0cc1>>}},
-    {  64, 12288,  8, 0u, 2u, false, {{1024}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_c2c2>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_18e7>>}},
+    {  64, 12288,  8, 2u, 2u, false, {{512},
+     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row<Cols12288_de1e>>}},
     {4096, 12288, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols12288_4de2>>}},
     {   1, 16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
      run<add_rmsnorm_fwd_bf16_team_per_row_81ce<Cols16384_b360>>}},

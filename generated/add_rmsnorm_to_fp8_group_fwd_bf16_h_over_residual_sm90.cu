@@ -21,16 +21,16 @@
 //           the elements, which have no finite bound; no call shows what depends on amax_min=3.2611e-06; no call shows
 //           what depends on eps=0.000316228, amax_min=3.2611e-06
 //
-//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  512      1           8       2.332     5.714 / 3.381  19    83.1 %   1.00x       2.104     fresh
-//   16 x 4096    block_per_row  512      1           8       2.459     6.748 / 4.284  244   80.0 %   1.00x       2.528     fresh
-//   64 x 4096    block_per_row  512      1           8       2.724     7.178 / 4.456  872   84.7 %   1.00x       2.77      fresh
-//   4096 x 4096  block_per_row  128      1           8       45.79     76.46 / 30.68  3309  95.7 %   1.10x       39.55     fresh
-//   1 x 7168     block_per_row  512      1           8       2.737     6.785 / 4.048  29    56.0 %   1.00x       2.78      fresh
-//   16 x 7168    block_per_row  512      1           8       3.003     7.389 / 4.381  350   67.3 %   1.00x       3.098     fresh
-//   64 x 7168    block_per_row  512      1           8       3.119     7.863 / 4.744  1333  76.6 %   1.01x       3.544     fresh
-//   4096 x 7168  block_per_row  512      1           8       64        132.1 / 68.09  4143  96.4 %   1.01x       67.8      fresh
-//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row    512      1           8       2.332     5.714 / 3.381  19    83.1 %   1.00x       2.104     fresh
+//   16 x 4096    block_per_row    512      1           8       2.459     6.748 / 4.284  244   80.0 %   1.00x       2.528     fresh
+//   64 x 4096    block_per_row    512      1           8       2.353     6.194 / 3.825  1009  82.5 %   1.01x       2.43      fresh
+//   4096 x 4096  block_per_row    128      1           8       45.79     76.46 / 30.68  3309  95.7 %   1.10x       39.55     fresh
+//   1 x 7168     cluster_per_row  128      1           4       2.236     5.352 / 3.116  35    64.0 %   1.15x       2.166     fresh
+//   16 x 7168    cluster_per_row  128      1           8       2.448     6.154 / 3.704  429   67.3 %   1.05x       2.571     fresh
+//   64 x 7168    block_per_row    256      1           4       2.762     6.751 / 3.995  1505  75.7 %   1.04x       3.4       fresh
+//   4096 x 7168  block_per_row    512      1           8       64        132.1 / 68.09  4143  96.4 %   1.01x       67.8      fresh
+//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -121,6 +121,46 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -185,6 +225,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits << 8)));  // half of an f16
   return value;
+}
+
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
 }
 
 // Leaves no line in L1.
@@ -414,6 +461,43 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
+// A ClusterTeam in which every thread reads the states of all warps.
+template <int kBlocks, int kBlockThreads>
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  template <typename State> using Slots = StatesOfWarps<kStates, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
+    s = state_of_warp(s, 0);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return combine_in_pairs<0, kStates>(slots.states);
+  }
+};
+
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -600,11 +684,14 @@ struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = 
 struct Cols4096_43e8 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_69b6 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+struct Cols7168_2077 : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_79c3 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+struct Cols7168_88ae : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols7168_e6ac : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_2635 : Plain { using Team = Block<512>; using Chain = EarlyAtLoads; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
@@ -927,6 +1014,158 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_65c7(
   Chain::at_end();
 }
 
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a8c8(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int own_group = static_cast<unsigned>(row_thread) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(row_thread) % kGroupVectors == 0;  // it writes what its group has
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  float* scale_row = scale + valid_row * scale_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+  bfloat16* residual_row = residual + valid_row * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // Read the row of x and residual once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
+
+  // Pass 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + first_col + step * kStride, h_vec);
+    }
+  }
+
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
 // add_rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 // h takes the place of residual.
 template <class Config>
@@ -1220,12 +1459,12 @@ inline constexpr Tuned kTuned[] = {
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_050f<Cols4096_8fc8>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_65c7<Cols4096_43e8>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_050f<Cols7168_69b6>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_050f<Cols7168_69b6>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_050f<Cols7168_79c3>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a8c8<Cols7168_2077>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_050f<Cols7168_88ae>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{256},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a8c8<Cols7168_e6ac>>}},
     {4096, 7168, 16, 0u, 0u, false, {{512, 1, true},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_050f<Cols7168_2635>>}},
 };

@@ -20,24 +20,24 @@
 //           of the elements, which have no finite bound; no call shows what depends on amax_min=3.2611e-06; no call
 //           shows what depends on eps=0.000316228, amax_min=3.2611e-06
 //
-//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   64 x 2048    block_per_row  256      1           8       2.351     6.732 / 4.382  505   82.7 %   1.00x       2.434     fresh
-//   4096 x 2048  block_per_row  256      4           8       19.29     35.35 / 16.07  3928  102.7 %  1.16x       20.5      fresh
-//   1 x 4096     block_per_row  512      1           8       2.349     5.723 / 3.375  19    84.2 %   1.00x       2.11      fresh
-//   16 x 4096    block_per_row  512      1           8       2.42      6.76 / 4.339   248   76.7 %   1.00x       2.539     fresh
-//   64 x 4096    block_per_row  512      1           8       2.716     7.181 / 4.458  875   85.1 %   1.00x       2.765     fresh
-//   256 x 4096   block_per_row  256      1           4       3.524     8.217 / 4.695  2690  88.9 %   1.02x       4.498     fresh
-//   1024 x 4096  block_per_row  128      2           8       8.652     18.31 / 9.662  4379  104.9 %  1.12x       11.18     fresh
-//   4096 x 4096  block_per_row  128      1           8       46.38     77.07 / 30.66  3267  101.4 %  1.09x       40.07     fresh
-//   64 x 5120    block_per_row  256      1           4       2.853     7.401 / 4.546  1041  81.7 %   1.11x       2.979     fresh
-//   4096 x 5120  block_per_row  128      1           8       53.32     94.58 / 41.29  3552  105.9 %  1.02x       48.39     fresh
-//   1 x 7168     block_per_row  512      1           8       2.853     6.69 / 3.836   28    60.4 %   1.00x       2.876     fresh
-//   16 x 7168    block_per_row  512      1           8       3.019     7.444 / 4.425  348   63.6 %   1.00x       3.137     fresh
-//   64 x 7168    block_per_row  512      1           8       3.283     7.924 / 4.64   1266  74.4 %   1.00x       3.554     fresh
-//   256 x 7168   block_per_row  256      1           4       5.213     11.57 / 6.356  3182  92.7 %   1.04x       5.942     fresh
-//   1024 x 7168  block_per_row  256      1           8       15.53     30.19 / 14.62  4271  98.8 %   1.23x       18.74     fresh
-//   4096 x 7168  block_per_row  256      2           8       64.83     133.9 / 69.16  4091  101.4 %  1.01x       68.3      fresh
-//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   64 x 2048    block_per_row    256      1           8       2.001     5.745 / 3.732  594   82.7 %   1.01x       2.056     fresh
+//   4096 x 2048  block_per_row    256      4           8       19.29     35.35 / 16.07  3928  102.7 %  1.16x       20.5      fresh
+//   1 x 4096     block_per_row    512      1           8       2.349     5.723 / 3.375  19    84.2 %   1.00x       2.11      fresh
+//   16 x 4096    block_per_row    512      1           8       2.085     5.676 / 3.592  288   74.0 %   1.03x       2.192     fresh
+//   64 x 4096    block_per_row    512      1           8       2.357     6.216 / 3.861  1008  83.6 %   1.00x       2.441     fresh
+//   256 x 4096   block_per_row    256      1           4       3.524     8.217 / 4.695  2690  88.9 %   1.02x       4.498     fresh
+//   1024 x 4096  block_per_row    128      2           8       8.652     18.31 / 9.662  4379  104.9 %  1.12x       11.18     fresh
+//   4096 x 4096  block_per_row    128      1           8       46.38     77.07 / 30.66  3267  101.4 %  1.09x       40.07     fresh
+//   64 x 5120    block_per_row    256      1           4       2.548     6.426 / 3.869  1165  79.1 %   1.02x       2.975     fresh
+//   4096 x 5120  block_per_row    128      1           8       53.32     94.58 / 41.29  3552  105.9 %  1.02x       48.39     fresh
+//   1 x 7168     cluster_per_row  128      1           8       2.267     5.399 / 3.13   35    60.6 %   1.18x       2.198     fresh
+//   16 x 7168    cluster_per_row  128      1           8       2.494     6.262 / 3.762  421   63.9 %   1.04x       2.568     fresh
+//   64 x 7168    block_per_row    256      1           4       2.776     6.815 / 4.037  1498  71.9 %   1.04x       3.466     fresh
+//   256 x 7168   block_per_row    256      1           4       4.845     10.46 / 5.61   3424  92.4 %   1.04x       5.958     fresh
+//   1024 x 7168  block_per_row    256      1           8       15.53     30.19 / 14.62  4271  98.8 %   1.23x       18.74     fresh
+//   4096 x 7168  block_per_row    256      2           8       64.83     133.9 / 69.16  4091  101.4 %  1.01x       68.3      fresh
+//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -131,6 +131,46 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
+}
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
 }
 
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
@@ -462,6 +502,43 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int row_thread() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
+// A ClusterTeam in which every thread reads the states of all warps.
+template <int kBlocks, int kBlockThreads>
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  template <typename State> using Slots = StatesOfWarps<kStates, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
+    s = state_of_warp(s, 0);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return combine_in_pairs<0, kStates>(slots.states);
+  }
+};
+
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -643,7 +720,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols2048_3f50 : Plain { using Team = BroadcastBlock<256>;
+struct Cols2048_12d3 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols2048_f90b : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
@@ -668,10 +745,16 @@ struct Cols5120_489e : Plain { using Team = BroadcastBlock<256>; using Division 
 struct Cols5120_e7bc : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 5120, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_69b6 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+struct Cols7168_9ded : Plain { using Team = BroadcastCluster<8, 128>; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_9327 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
+struct Cols7168_88ae : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols7168_a315 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols7168_47a1 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_fcde : Plain { using Team = Block<256>; using Load = NoAllocate; using Division = RemainderDivision;
@@ -2238,7 +2321,7 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  64, 2048, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols2048_3f50>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols2048_12d3>>}},
     {4096, 2048, 16, 0u, 0u, false, {{256, 4, false, 0, 0, 2},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_75f5<Cols2048_f90b>>}},
     {   1, 4096, 16, 0u, 0u, false, {{512},
@@ -2257,14 +2340,14 @@ inline constexpr Tuned kTuned[] = {
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_436f<Cols5120_489e>>}},
     {4096, 5120, 16, 0u, 0u, false, {{128},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols5120_e7bc>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_69b6>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_69b6>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_69b6>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_9ded>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9e37<Cols7168_88ae>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{256},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_436f<Cols7168_a315>>}},
     { 256, 7168, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4263<Cols7168_9327>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4263<Cols7168_47a1>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b17<Cols7168_fcde>>}},
     {4096, 7168, 16, 0u, 0u, false, {{256, 2},

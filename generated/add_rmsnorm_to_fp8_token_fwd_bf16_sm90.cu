@@ -16,7 +16,7 @@
 //           normgen 0.2.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 15 calls, 1 to 4096 rows, 26 families of rows, 10 values of
-//           scalars and other inputs, own pitches of h, y, q, x, residual; any value passes in 0.016 to 0.024 of the
+//           scalars and other inputs, own pitches of h, y, q, x, residual; any value passes in 0.016 to 0.02 of the
 //           elements, which have no finite bound; no call shows what depends on amax_min=0.103125,
 //           amax_min=3.2611e-06; no call shows what depends on amax_min=0.103125, eps=0.000316228, amax_min=3.2611e-06
 //
@@ -24,16 +24,16 @@
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           8       2.405     5.799 / 3.392  19    78.3 %   1.00x       2.211     fresh
-//   16 x 4096    block_per_row  256      1           4       2.397     6.779 / 4.373  250   71.0 %   1.03x       2.591     fresh
-//   64 x 4096    block_per_row  256      1           8       2.681     7.286 / 4.612  883   83.2 %   1.03x       2.844     fresh
+//   16 x 4096    block_per_row  256      1           8       2.036     5.681 / 3.645  294   72.6 %   1.01x       2.216     fresh
+//   64 x 4096    block_per_row  256      1           4       2.292     6.159 / 3.869  1033  80.1 %   1.00x       2.407     fresh
 //   256 x 4096   block_per_row  256      1           8       3.61      8.304 / 4.683  2617  85.7 %   1.01x       4.199     fresh
 //   1024 x 4096  block_per_row  256      2           8       8.227     17.9 / 9.667   4590  110.1 %  1.05x       10.87     fresh
 //   4096 x 4096  block_per_row  128      1           8       46.15     76.7 / 30.58   3273  101.3 %  1.10x       39.68     fresh
-//   1 x 7168     block_per_row  256      1           4       2.8       6.628 / 3.826  28    61.9 %   1.00x       2.818     fresh
-//   16 x 7168    block_per_row  256      1           4       2.875     7.29 / 4.412   364   65.2 %   1.00x       3.002     fresh
-//   64 x 7168    block_per_row  256      1           4       3.058     7.883 / 4.82   1355  75.6 %   1.00x       3.489     fresh
-//   256 x 7168   block_per_row  256      1           4       4.833     10.47 / 5.631  3420  93.1 %   1.15x       6.125     fresh
-//   1024 x 7168  block_per_row  256      1           4       15.8      30.34 / 14.52  4181  96.8 %   1.00x       18.18     fresh
+//   1 x 7168     block_per_row  256      1           4       2.451     5.579 / 3.129  32    56.1 %   1.01x       2.455     fresh
+//   16 x 7168    block_per_row  256      1           4       2.451     6.229 / 3.78   427   62.9 %   1.02x       2.62      fresh
+//   64 x 7168    block_per_row  256      1           4       2.649     6.722 / 4.072  1564  73.3 %   1.02x       3.4       fresh
+//   256 x 7168   block_per_row  256      1           4       4.84      10.45 / 5.596  3416  92.8 %   1.01x       6.186     fresh
+//   1024 x 7168  block_per_row  256      1           4       15.74     30.45 / 14.7   4197  94.5 %   1.18x       18.7      fresh
 //   4096 x 7168  block_per_row  128      1           8       64.29     132.3 / 68     4111  102.0 %  1.01x       69.14     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -581,11 +581,11 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols4096_b5b1 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_7fa1 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols4096_c079 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0, kBlocksPerSm = 1 };
 };
-struct Cols4096_f17b : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols4096_7968 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_97f7 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -596,7 +596,7 @@ struct Cols4096_e193 : Plain { using Team = Beside<128, 2>; using Load = NoAlloc
 struct Cols4096_d0ac : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_4f73 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
+struct Cols7168_ffa8 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Division = RemainderDivision;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_3a62 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
@@ -1933,9 +1933,9 @@ inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols4096_b5b1>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_151a<Cols4096_7fa1>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols4096_c079>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols4096_f17b>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_151a<Cols4096_7968>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_3d9d<Cols4096_97f7>>}},
     {1024, 4096, 16, 2u, 2u, false, {{256, 2},
@@ -1943,11 +1943,11 @@ inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 2u, 2u, false, {{128},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_083e<Cols4096_d0ac>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_4f73>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_ffa8>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_4f73>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_151a<Cols7168_ffa8>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_a3f6<Cols7168_4f73>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_151a<Cols7168_ffa8>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_ba13<Cols7168_3a62>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},

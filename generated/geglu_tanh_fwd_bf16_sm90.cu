@@ -14,17 +14,17 @@
 //           finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   64 x 6912                block_per_part  96       1           4       2.369     6.662 / 4.292  1120  104.4 %  1.01x       2.483     fresh
+//   64 x 6912                block_per_part  192      1           4       2.013     5.635 / 3.615  1319  107.6 %  1.00x       2.058     fresh
 //   4096 x 6912              block_per_part  96       1           4       35.97     81.1 / 45.19   4722  104.5 %  1.03x       42.3      fresh
-//   64 x 9216                block_per_part  256      1           4       2.526     6.939 / 4.411  1401  105.0 %  1.00x       2.653     fresh
+//   64 x 9216                block_per_part  256      1           4       2.214     6.011 / 3.792  1598  105.3 %  0.99x       2.318     fresh
 //   4096 x 9216              block_per_part  64       1           4       48.63     108 / 59.3     4657  104.9 %  1.01x       54.88     fresh
-//   64 x 10240               block_per_part  256      1           4       2.647     7.198 / 4.556  1485  103.5 %  1.00x       2.752     fresh
+//   64 x 10240               block_per_part  320      1           4       2.218     6.05 / 3.831   1773  107.8 %  1.01x       2.726     fresh
 //   4096 x 10240             block_per_part  128      1           4       54.34     121.1 / 66.8   4632  106.3 %  1.00x       58.55     fresh
-//   64 x 14336               block_per_part  256      1           4       3.102     7.96 / 4.862   1775  95.7 %   1.00x       3.161     fresh
+//   64 x 14336               block_per_part  896      1           4       2.489     6.58 / 4.092   2212  105.8 %  1.04x       2.978     fresh
 //   4096 x 14336             block_per_part  128      1           4       76.71     167.6 / 90.88  4593  107.9 %  1.01x       81.06     fresh
-//   64 x 15360               block_per_part  256      1           4       3.125     8.014 / 4.89   1887  95.8 %   1.00x       3.209     fresh
+//   64 x 15360               block_per_part  960      1           4       2.503     6.706 / 4.2    2356  106.9 %  1.04x       3.376     fresh
 //   4096 x 15360             block_per_part  32       1           4       81.98     178.3 / 96.22  4605  108.4 %  1.02x       87.52     fresh
-//   64 x 21504               block_per_part  256      1           4       3.665     9.018 / 5.354  2253  97.8 %   1.00x       3.953     fresh
+//   64 x 21504               block_per_part  448      1           4       3.024     7.626 / 4.602  2731  107.8 %  1.07x       3.581     fresh
 //   4096 x 21504             block_per_part  224      1           4       116.2     250.5 / 134.5  4548  106.6 %  1.00x       122.2     fresh
 //   64 x 36864               block_per_part  768      1           4       3.834     9.51 / 5.676   3692  111.0 %  1.21x       4.92      fresh
 //   4096 x 36864             block_per_part  32       1           4       199.8     423.6 / 224.6  4534  106.4 %  1.03x       207.9     fresh
@@ -344,9 +344,7 @@ struct Threads {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
-struct Cols6912_6eca : Plain { using Load = EvictLast;
-  enum : int { kCols = 6912, kThreads = 96, kParts = 9, kVector = 4 };
-};
+struct Cols6912_243b : Plain { enum : int { kCols = 6912, kThreads = 192, kParts = 9, kVector = 4 }; };
 struct Cols6912_b64f : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 6912, kThreads = 96, kParts = 9, kVector = 4 };
 };
@@ -354,19 +352,23 @@ struct Cols9216_d8b5 : Plain { enum : int { kCols = 9216, kThreads = 256, kParts
 struct Cols9216_01a5 : Plain { using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 9216, kThreads = 64, kParts = 12, kVector = 4 };
 };
-struct Cols10240_e3fa : Plain { enum : int { kCols = 10240, kThreads = 256, kParts = 10, kVector = 4 }; };
+struct Cols10240_9e68 : Plain { enum : int { kCols = 10240, kThreads = 320, kParts = 8, kVector = 4 }; };
 struct Cols10240_e920 : Plain { using Chain = EarlyAtLoads; using Order = LastRowsFirst;
   enum : int { kCols = 10240, kThreads = 128, kParts = 10, kVector = 4 };
 };
-struct Cols14336_88ca : Plain { enum : int { kCols = 14336, kThreads = 256, kParts = 14, kVector = 4 }; };
+struct Cols14336_4a2b : Plain { using Load = NoAllocate;
+  enum : int { kCols = 14336, kThreads = 896, kParts = 2, kVector = 4 };
+};
 struct Cols14336_b004 : Plain { using Chain = EarlyAtLoads; using Order = LastRowsFirst;
   enum : int { kCols = 14336, kThreads = 128, kParts = 14, kVector = 4 };
 };
-struct Cols15360_b5ad : Plain { enum : int { kCols = 15360, kThreads = 256, kParts = 15, kVector = 4 }; };
+struct Cols15360_063a : Plain { enum : int { kCols = 15360, kThreads = 960, kParts = 2, kVector = 4 }; };
 struct Cols15360_b70b : Plain { using Load = EvictLast; using Order = LastRowsFirst;
   enum : int { kCols = 15360, kThreads = 32, kParts = 24, kVector = 4 };
 };
-struct Cols21504_9626 : Plain { enum : int { kCols = 21504, kThreads = 256, kParts = 21, kVector = 4 }; };
+struct Cols21504_fc5a : Plain { using Load = NoAllocate;
+  enum : int { kCols = 21504, kThreads = 448, kParts = 6, kVector = 4 };
+};
 struct Cols21504_cdc9 : Plain { using Chain = EarlyAtLoads; using Order = LastRowsFirst;
   enum : int { kCols = 21504, kThreads = 224, kParts = 8, kVector = 4 };
 };
@@ -669,28 +671,28 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  64,  6912, 8, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 9},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols6912_6eca>>}},
+    {  64,  6912, 8, 0u, 0u, false, {{192, 1, false, 0, 0, 0, 1, 9},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols6912_243b>>}},
     {4096,  6912, 8, 0u, 0u, false, {{96, 1, false, 0, 0, 0, 1, 9},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols6912_b64f>>}},
     {  64,  9216, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 9},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols9216_d8b5>>}},
     {4096,  9216, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 12},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols9216_01a5>>}},
-    {  64, 10240, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 10},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols10240_e3fa>>}},
+    {  64, 10240, 8, 0u, 0u, false, {{320, 1, false, 0, 0, 0, 1, 8},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols10240_9e68>>}},
     {4096, 10240, 8, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 10},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols10240_e920>>}},
-    {  64, 14336, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 14},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols14336_88ca>>}},
+    {  64, 14336, 8, 0u, 0u, false, {{896, 1, false, 0, 0, 0, 1, 2},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols14336_4a2b>>}},
     {4096, 14336, 8, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 14},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols14336_b004>>}},
-    {  64, 15360, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 15},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols15360_b5ad>>}},
+    {  64, 15360, 8, 0u, 0u, false, {{960, 1, false, 0, 0, 0, 1, 2},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols15360_063a>>}},
     {4096, 15360, 8, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 24},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols15360_b70b>>}},
-    {  64, 21504, 8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 21},
-     run<geglu_tanh_fwd_bf16_block_per_part<Cols21504_9626>>}},
+    {  64, 21504, 8, 0u, 0u, false, {{448, 1, false, 0, 0, 0, 1, 6},
+     run<geglu_tanh_fwd_bf16_block_per_part<Cols21504_fc5a>>}},
     {4096, 21504, 8, 0u, 0u, false, {{224, 1, true, 0, 0, 0, 1, 8},
      run<geglu_tanh_fwd_bf16_block_per_part<Cols21504_cdc9>>}},
     {  64, 36864, 8, 0u, 0u, false, {{768, 1, false, 0, 0, 0, 1, 4},

@@ -20,31 +20,31 @@
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   32 x 128                 warp_per_row   128      8           4       1.518     4.724 / 3.205  11    79.5 %   1.04x       1.612     fresh
-//   2048 x 128               warp_per_row   128      16          8       1.949     6.248 / 4.295  538   84.1 %   1.00x       2.17      fresh
+//   2048 x 128               warp_per_row   256      32          8       1.534     5.042 / 3.508  684   85.6 %   1.07x       1.833     fresh
 //   131072 x 128             warp_per_row   128      16          8       13.13     37.69 / 24.59  5111  99.7 %   1.11x       18.2      fresh
-//   32 x 256                 block_per_row  256      4           4       1.507     5.317 / 3.809  22    89.2 %   1.10x       1.646     fresh
-//   2048 x 256               warp_per_row   256      16          8       2.121     6.551 / 4.422  989   84.4 %   1.04x       2.384     fresh
+//   32 x 256                 warp_per_row   128      8           8       1.186     4.286 / 3.101  28    89.2 %   1.06x       1.245     fresh
+//   2048 x 256               warp_per_row   256      16          8       1.719     5.386 / 3.664  1220  83.3 %   1.06x       1.939     fresh
 //   131072 x 256             warp_per_row   128      8           8       26.53     80.85 / 54.33  5059  103.2 %  1.02x       34.71     fresh
 //   1 x 1152                 block_per_row  128      1           4       1.509     4.333 / 2.822  5     85.0 %   1.01x       1.722     fresh
-//   64 x 1152                block_per_row  128      2           4       1.914     5.891 / 3.976  155   85.4 %   1.00x       2.05      fresh
-//   4096 x 1152              warp_per_row   128      4           4       4.867     13.66 / 8.783  3878  89.3 %   1.01x       6.517     fresh
+//   64 x 1152                block_per_row  256      1           4       1.539     4.851 / 3.311  193   82.2 %   1.00x       1.694     fresh
+//   4096 x 1152              warp_per_row   128      4           4       4.36      12.47 / 8.092  4330  88.9 %   1.04x       6.312     fresh
 //   1 x 2304                 block_per_row  128      1           4       1.781     4.848 / 3.066  8     79.1 %   1.00x       1.98      fresh
-//   64 x 2304                block_per_row  128      1           4       2.102     6.234 / 4.131  283   78.1 %   1.00x       2.301     fresh
+//   64 x 2304                block_per_row  256      1           4       1.653     5.06 / 3.41    360   76.8 %   1.02x       1.909     fresh
 //   4096 x 2304              warp_per_row   64       2           8       6.928     21.96 / 15.05  5449  103.1 %  1.11x       10.89     fresh
 //   1 x 2560                 block_per_row  256      1           4       1.568     4.611 / 3.044  10    90.0 %   1.03x       1.815     fresh
-//   64 x 2560                block_per_row  128      1           4       2.017     6.124 / 4.108  327   82.3 %   1.02x       2.18      fresh
+//   64 x 2560                block_per_row  128      1           4       1.637     5.125 / 3.481  403   78.5 %   1.03x       1.875     fresh
 //   4096 x 2560              block_per_row  64       1           4       8.611     24.3 / 15.69   4871  101.4 %  1.03x       12.09     fresh
-//   1 x 3584                 block_per_row  512      1           8       1.954     5.118 / 3.162  11    74.1 %   1.00x       2.013     fresh
-//   64 x 3584                block_per_row  256      1           4       2.089     6.323 / 4.233  443   77.8 %   1.12x       2.316     fresh
+//   1 x 3584                 block_per_row  256      1           4       1.307     3.793 / 2.487  16    85.3 %   1.02x       1.534     fresh
+//   64 x 3584                block_per_row  128      1           4       1.707     5.226 / 3.522  542   76.2 %   1.02x       1.982     fresh
 //   4096 x 3584              warp_per_row   128      4           8       11.46     32.59 / 21.13  5127  101.8 %  1.01x       17.44     fresh
-//   1 x 3840                 block_per_row  512      1           8       2.013     5.194 / 3.179  11    73.3 %   1.00x       2.027     fresh
-//   64 x 3840                block_per_row  512      1           4       2.083     6.336 / 4.251  476   78.0 %   1.13x       2.385     fresh
+//   1 x 3840                 block_per_row  256      1           4       1.31      3.806 / 2.495  18    87.5 %   1.04x       1.547     fresh
+//   64 x 3840                block_per_row  256      1           4       1.71      5.225 / 3.516  579   76.0 %   1.03x       2.044     fresh
 //   4096 x 3840              block_per_row  64       1           4       12.55     35.42 / 22.86  5015  104.4 %  1.19x       17.81     fresh
 //   1 x 4608                 block_per_row  256      1           4       1.74      5.146 / 3.404  16    89.5 %   1.11x       1.936     fresh
-//   64 x 4608                block_per_row  256      1           4       2.097     6.404 / 4.298  567   77.9 %   1.04x       2.332     fresh
+//   64 x 4608                block_per_row  256      1           4       1.755     5.285 / 3.531  677   75.8 %   1.12x       1.977     fresh
 //   4096 x 4608              block_per_row  256      4           4       15.69     44.77 / 29.06  4811  105.2 %  1.21x       20.65     fresh
-//   1 x 5376                 block_per_row  256      1           4       1.767     5.204 / 3.437  18    88.0 %   1.07x       1.951     fresh
-//   64 x 5376                block_per_row  512      1           4       2.156     6.392 / 4.233  643   79.4 %   1.01x       2.441     fresh
+//   1 x 5376                 block_per_row  256      1           4       1.413     4.187 / 2.774  23    86.2 %   1.10x       1.657     fresh
+//   64 x 5376                block_per_row  256      1           8       1.746     5.322 / 3.578  794   79.0 %   1.00x       2.093     fresh
 //   4096 x 5376              block_per_row  128      2           4       17.98     52.7 / 34.73   4898  101.2 %  1.18x       23.8      fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
@@ -591,13 +591,16 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols128_4c0f : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate;
   enum : int { kCols = 128, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols128_187a : Plain { using Team = Lanes<8, 32>;
+  enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+};
 struct Cols128_5429 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_3ff0 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
-  enum : int { kCols = 256, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols256_fc09 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate;
+  enum : int { kCols = 256, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_bc1b : Plain { using Team = Lanes<16, 16>; using Load = EvictLast;
+struct Cols256_2f17 : Plain { using Team = Lanes<16, 16>; using Load = NoAllocate;
   enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols256_ad4d : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Order = LastRowsFirst;
@@ -606,8 +609,8 @@ struct Cols256_ad4d : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate
 struct Cols1152_e126 : Plain { using Team = BroadcastBlock<128>;
   enum : int { kCols = 1152, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols1152_293b : Plain { using Team = Beside<64, 2>; using Params = Ahead;
-  enum : int { kCols = 1152, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols1152_8378 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 1152, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols1152_6ff3 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 1152, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
@@ -615,32 +618,35 @@ struct Cols1152_6ff3 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocat
 struct Cols2304_ad7c : Plain { using Team = Block<128>; using Params = Ahead;
   enum : int { kCols = 2304, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols2304_79d9 : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast; using Params = Ahead;
+  enum : int { kCols = 2304, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols2304_f2b1 : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
   enum : int { kCols = 2304, kThreads = 64, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
 struct Cols2560_cce8 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 2560, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols2560_a29f : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
+struct Cols2560_6340 : Plain { using Team = BroadcastBlock<128>;
   enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols2560_182d : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 2560, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols3584_e66f : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 3584, kThreads = 512, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols3584_78ff : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+struct Cols3584_a3f3 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
   enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols3584_e0c4 : Plain { using Team = BroadcastBlock<128>; using Params = Ahead;
+  enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols3584_48d2 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 3584, kThreads = 128, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols3840_4fe4 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 3840, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols3840_21fe : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 3840, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols3840_c2c3 : Plain { using Team = Block<512>;
-  enum : int { kCols = 3840, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols3840_23d0 : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast; using Params = Ahead;
+  enum : int { kCols = 3840, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols3840_418c : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 3840, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
@@ -657,8 +663,8 @@ struct Cols4608_8b93 : Plain { using Team = Beside<64, 4>; using Load = NoAlloca
 struct Cols5376_f0a6 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 5376, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols5376_cea4 : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
-  enum : int { kCols = 5376, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols5376_4f82 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
+  enum : int { kCols = 5376, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols5376_e0fb : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 5376, kThreads = 128, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
@@ -765,6 +771,114 @@ gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a(
   if (row_thread == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i;
+        y_values[i] = h_i * row_rstd * (weight_i + 1.0f);
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// gemma_rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+gemma_rmsnorm_fwd_bf16_without_h_without_residual_without_rstd_team_per_row(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  float pass1_h_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
+
+  // Pass 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float h_i = x_i;
+        pass1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+    }
+  }
+
+  Pass1 pass1 = {sum_in_pairs(pass1_h_squares)};
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.h_squares, kCols));
 
   // Last pass: the outputs
   #pragma unroll
@@ -1560,6 +1674,16 @@ inline cudaError_t run_without_h_without_residual(const Kernel& kernel, const Ar
 }
 
 template <auto kMain>
+inline cudaError_t run_without_h_without_residual_without_rstd(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
 inline cudaError_t run_any_cols_without_h(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = grid(kernel.launch, call.rows, &blocks);
@@ -1582,44 +1706,44 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {    32,  128,  8, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_4c0f>>}},
-    {  2048,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_5429>>}},
+    {  2048,  128, 16, 1u, 3u, false, {{256, 32}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_187a>>}},
     {131072,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_5429>>}},
-    {    32,  256,  8, 1u, 3u, false, {{256, 4}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_3ff0>>}},
-    {  2048,  256, 16, 1u, 3u, false, {{256, 16}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_bc1b>>}},
+    {    32,  256, 16, 3u, 3u, false, {{128, 8}, run_without_h_without_residual_without_rstd<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_without_rstd_team_per_row<Cols256_fc09>>}},
+    {  2048,  256, 16, 3u, 3u, false, {{256, 16}, run_without_h_without_residual_without_rstd<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_without_rstd_team_per_row<Cols256_2f17>>}},
     {131072,  256, 16, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_ad4d>>}},
     {     1, 1152,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_e126>>}},
-    {    64, 1152,  8, 1u, 3u, false, {{128, 2}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_293b>>}},
+    {    64, 1152,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_8378>>}},
     {  4096, 1152,  8, 1u, 3u, false, {{128, 4, false, 0, 0, 4}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols1152_6ff3>>}},
     {     1, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_ad7c>>}},
-    {    64, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_ad7c>>}},
+    {    64, 2304,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_79d9>>}},
     {  4096, 2304, 16, 1u, 3u, false, {{64, 2, false, 0, 0, 8}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols2304_f2b1>>}},
     {     1, 2560,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2560_cce8>>}},
     {    64, 2560,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2560_a29f>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols2560_6340>>}},
     {  4096, 2560,  8, 1u, 3u, false, {{64}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols2560_182d>>}},
-    {     1, 3584, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3584_e66f>>}},
-    {    64, 3584,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3584_78ff>>}},
+    {     1, 3584,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3584_a3f3>>}},
+    {    64, 3584,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3584_e0c4>>}},
     {  4096, 3584, 16, 1u, 3u, false, {{128, 4, false, 0, 0, 2}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_8ba3<Cols3584_48d2>>}},
-    {     1, 3840, 16, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3840_4fe4>>}},
-    {    64, 3840,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3840_c2c3>>}},
+    {     1, 3840,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols3840_21fe>>}},
+    {    64, 3840,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols3840_23d0>>}},
     {  4096, 3840,  8, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols3840_418c>>}},
     {     1, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
@@ -1630,8 +1754,8 @@ inline constexpr Tuned kTuned[] = {
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols4608_8b93>>}},
     {     1, 5376,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols5376_f0a6>>}},
-    {    64, 5376,  8, 1u, 3u, false, {{512}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols5376_cea4>>}},
+    {    64, 5376, 16, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols5376_4f82>>}},
     {  4096, 5376,  8, 1u, 3u, false, {{128, 2, false, 0, 0, 4}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_3801<Cols5376_e0fb>>}},
 };

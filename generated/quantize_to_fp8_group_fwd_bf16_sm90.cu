@@ -21,9 +21,9 @@
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  160      1           4       1.397     4.601 / 3.203  11    97.7 %   1.00x       1.565     fresh
-//   16 x 5120    block_per_part  256      1           4       1.741     5.67 / 3.928   143   95.3 %   1.00x       1.846     fresh
-//   64 x 5120    block_per_part  256      1           4       1.523     5.952 / 4.427  652   98.4 %   1.00x       2.071     fresh
-//   256 x 5120   block_per_part  128      1           8       2.103     7.382 / 5.277  1889  96.0 %   1.04x       2.868     fresh
+//   16 x 5120    block_per_part  256      1           4       1.343     4.622 / 3.278  185   94.5 %   1.00x       1.505     fresh
+//   64 x 5120    block_per_part  320      1           4       1.208     4.991 / 3.78   822   93.0 %   1.07x       1.709     fresh
+//   256 x 5120   block_per_part  160      1           8       1.732     6.347 / 4.614  2293  96.0 %   1.01x       2.508     fresh
 //   1024 x 5120  block_per_row   256      1           8       3.544     12.05 / 8.501  4484  88.4 %   1.04x       5.322     fresh
 //   4096 x 5120  block_per_row   128      1           8       13.08     51.76 / 38.65  4861  92.6 %   1.00x       23.18     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
@@ -461,6 +461,18 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
 // A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
 template <int kThreadsPerRow, int kRowsPerBlock>
 struct Threads {
@@ -495,8 +507,11 @@ struct Cols5120_c3c2 : Plain { using Load = NoAllocate;
 struct Cols5120_b533 : Plain {
   enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols5120_5643 : Plain { using Load = EvictLast;
-  enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
+struct Cols5120_0043 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 320, kParts = 4, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols5120_fd4f : Plain { using Load = EvictLast; using Store = Streaming;
+  enum : int { kCols = 5120, kThreads = 160, kParts = 4, kVector = 8, kGroup = 128 };
 };
 struct Cols5120_4c44 : Plain { using Team = Threads<256, 1>; using Chain = EarlyAtLoads;
   enum : int { kCols = 5120, kThreads = 256, kVector = 8, kGroup = 128, kBlocksPerSm = 1 };
@@ -1053,10 +1068,10 @@ inline constexpr Tuned kTuned[] = {
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_8238<Cols5120_c3c2>>}},
     {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_8238<Cols5120_b533>>}},
-    {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_8238<Cols5120_b533>>}},
-    { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_8304<Cols5120_5643>>}},
+    {  64, 5120, 16, 0u, 0u, false, {{320, 1, false, 0, 0, 0, 1, 4},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_8238<Cols5120_0043>>}},
+    { 256, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 4},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_8304<Cols5120_fd4f>>}},
     {1024, 5120, 16, 0u, 0u, false, {{256, 1, true},
      run<quantize_to_fp8_group_fwd_bf16_team_per_row_7bd4<Cols5120_4c44>>}},
     {4096, 5120, 16, 0u, 0u, false, {{128}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_309c<Cols5120_df4a>>}},

@@ -20,68 +20,68 @@
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   524288 x 64              warp_per_row     128      16          8       28.59     81.24 / 52.66  4695  102.0 %  1.06x       33.97     fresh
 //   32 x 128                 warp_per_row     256      8           4       1.458     4.655 / 3.195  11    83.3 %   1.01x       1.498     fresh
-//   2048 x 128               warp_per_row     128      16          8       1.934     6.208 / 4.275  542   86.1 %   1.03x       2.136     fresh
+//   2048 x 128               warp_per_row     256      8           4       1.52      5.033 / 3.514  690   86.5 %   1.02x       1.775     fresh
 //   65536 x 128              warp_per_row     128      16          8       6.735     19.21 / 12.46  4982  88.5 %   1.08x       9.573     fresh
 //   131072 x 128             warp_per_row     128      16          8       13.09     37.44 / 24.32  5129  100.9 %  1.09x       18.16     fresh
 //   262144 x 128             warp_per_row     256      16          8       28.49     80.73 / 52.15  4712  102.3 %  1.07x       33.6      fresh
 //   32768 x 256              warp_per_row     256      32          8       6.054     18.73 / 12.7   5543  88.1 %   1.08x       10.21     fresh
-//   64 x 512                 warp_per_row     128      4           8       1.686     5.549 / 3.865  78    87.4 %   1.04x       1.813     fresh
+//   64 x 512                 warp_per_row     128      4           8       1.329     4.517 / 3.187  99    89.5 %   1.06x       1.412     fresh
 //   4096 x 512               warp_per_row     256      16          8       2.622     8.018 / 5.389  3200  91.9 %   1.17x       3.451     fresh
 //   1 x 896                  block_per_row    128      1           4       1.488     4.282 / 2.794  4     84.2 %   1.12x       1.658     fresh
-//   64 x 896                 block_per_row    128      1           4       1.897     5.784 / 3.885  122   87.9 %   1.07x       1.933     fresh
+//   64 x 896                 block_per_row    128      1           4       1.493     4.756 / 3.263  155   85.2 %   1.10x       1.626     fresh
 //   4096 x 896               warp_per_row     128      4           8       3.815     10.74 / 6.929  3849  87.9 %   1.02x       4.988     fresh
 //   1 x 1024                 block_per_row    256      1           4       1.445     4.203 / 2.757  4     85.6 %   1.00x       1.603     fresh
-//   64 x 1024                block_per_row    256      1           4       1.885     5.78 / 3.894   140   89.5 %   1.01x       1.904     fresh
+//   64 x 1024                block_per_row    256      1           4       1.489     4.742 / 3.253  177   86.5 %   1.00x       1.559     fresh
 //   4096 x 1024              warp_per_row     256      8           8       3.821     11.35 / 7.54   4391  93.6 %   1.17x       5.354     fresh
 //   1 x 1536                 block_per_row    128      1           4       1.48      4.319 / 2.839  6     85.8 %   1.02x       1.554     fresh
 //   64 x 1536                block_per_row    128      1           4       1.813     5.822 / 4.009  219   89.9 %   1.01x       2.025     fresh
 //   4096 x 1536              warp_per_row     64       2           8       5.088     15.17 / 10.08  4947  88.0 %   1.08x       7.868     fresh
 //   1 x 2048                 block_per_row    256      1           4       1.218     3.442 / 2.223  10    89.8 %   1.04x       1.609     fresh
-//   64 x 2048                block_per_row    256      1           4       1.604     5.027 / 3.419  329   78.0 %   1.02x       2.12      fresh
+//   64 x 2048                block_per_row    256      1           4       1.566     4.935 / 3.369  337   81.9 %   1.01x       1.75      fresh
 //   4096 x 2048              block_per_row    128      2           8       6.918     19.32 / 12.4   4851  85.6 %   1.04x       10.73     fresh
 //   1 x 2560                 block_per_row    256      1           4       1.566     4.643 / 3.075  10    90.9 %   1.05x       1.822     fresh
-//   64 x 2560                block_per_row    128      1           4       1.995     6.147 / 4.144  331   82.4 %   1.03x       2.2       fresh
+//   64 x 2560                block_per_row    128      1           4       1.652     5.141 / 3.484  400   78.9 %   1.02x       1.873     fresh
 //   4096 x 2560              block_per_row    64       1           4       8.414     24.38 / 15.96  4985  103.6 %  1.05x       12.09     fresh
-//   1 x 2880                 block_per_row    256      1           4       1.661     4.785 / 3.123  10    86.1 %   1.08x       1.873     fresh
-//   64 x 2880                block_per_row    256      1           4       2.078     6.233 / 4.158  358   80.1 %   1.00x       2.268     fresh
+//   1 x 2880                 block_per_row    256      1           4       1.301     3.738 / 2.439  13    84.8 %   1.00x       1.357     fresh
+//   64 x 2880                block_per_row    256      1           4       1.647     5.116 / 3.471  451   77.2 %   1.02x       1.966     fresh
 //   4096 x 2880              block_per_row    128      1           8       9.763     26.88 / 17.13  4834  102.4 %  1.06x       14.41     fresh
 //   1 x 3072                 block_per_row    256      1           4       1.66      4.756 / 3.097  11    88.7 %   1.00x       1.669     fresh
-//   64 x 3072                block_per_row    256      1           4       2.007     6.132 / 4.125  395   82.5 %   1.00x       2.277     fresh
+//   64 x 3072                block_per_row    128      1           4       1.614     5.079 / 3.466  491   78.7 %   1.03x       1.896     fresh
 //   4096 x 3072              block_per_row    128      1           8       10.41     28.53 / 18.12  4833  101.8 %  1.02x       14.26     fresh
-//   1 x 3584                 block_per_row    256      1           4       1.615     4.776 / 3.164  13    89.9 %   1.21x       1.874     fresh
-//   64 x 3584                block_per_row    256      1           4       2.079     6.279 / 4.198  445   78.5 %   1.12x       2.338     fresh
+//   1 x 3584                 block_per_row    256      1           4       1.302     3.781 / 2.48   17    86.1 %   1.02x       1.512     fresh
+//   64 x 3584                block_per_row    256      1           4       1.718     5.267 / 3.54   538   76.3 %   1.02x       1.939     fresh
 //   4096 x 3584              block_per_row    64       1           4       11.38     32.49 / 21.1   5161  102.8 %  1.02x       16.8      fresh
 //   16384 x 4095             block_per_row    256      1           4       60.87     165.3 / 104.5  4409  101.6 %  1.01x       66.75     fresh
 //   1 x 4096                 block_per_row    512      1           4       1.34      3.91 / 2.569   18    88.8 %   1.01x       1.773     fresh
-//   8 x 4096                 block_per_row    512      1           4       1.374     4.617 / 3.243  101   88.0 %   1.02x       1.982     fresh
-//   16 x 4096                block_per_row    256      1           8       1.929     5.908 / 3.981  140   88.2 %   1.02x       2.066     fresh
-//   64 x 4096                block_per_row    512      1           4       2.022     6.297 / 4.276  523   81.2 %   1.01x       2.362     fresh
+//   8 x 4096                 block_per_row    512      1           4       1.349     4.503 / 3.156  103   89.8 %   1.16x       1.937     fresh
+//   16 x 4096                block_per_row    256      1           8       1.554     4.847 / 3.292  174   82.4 %   1.11x       1.701     fresh
+//   64 x 4096                block_per_row    512      1           4       1.659     5.194 / 3.536  637   78.9 %   1.06x       1.987     fresh
 //   4096 x 4096              block_per_row    128      2           4       12.93     37.56 / 24.59  5193  106.3 %  1.10x       18.97     fresh
 //   8192 x 4096 pitch 5120   block_per_row    128      1           4       28.96     95.17 / 66.18  4635  103.5 %  1.06x       35.46     fresh
 //   8192 x 4096              block_per_row    256      1           8       30.57     82.5 / 51.92   4391  93.5 %   1.06x       37.59     fresh
 //   1 x 5120                 block_per_row    512      1           4       1.796     5.255 / 3.458  17    85.7 %   0.99x       2.033     fresh
-//   32 x 5120                block_per_row    256      1           4       1.793     5.266 / 3.471  371   73.1 %   1.01x       2.405     fresh
-//   64 x 5120                block_per_row    256      1           4       2.121     6.378 / 4.256  623   80.2 %   1.00x       2.428     fresh
+//   32 x 5120                block_per_row    256      1           4       1.788     5.244 / 3.457  372   71.1 %   1.09x       2.024     fresh
+//   64 x 5120                block_per_row    256      1           4       1.746     5.293 / 3.547  757   78.2 %   1.12x       2.099     fresh
 //   2048 x 5120              block_per_row    128      2           4       8.528     24.29 / 15.76  4919  101.9 %  1.05x       12.52     fresh
 //   4096 x 5120              block_per_row    128      1           4       16.82     49.59 / 32.78  4989  103.2 %  1.16x       23.01     fresh
-//   1 x 6144                 block_per_row    512      1           4       1.795     5.298 / 3.502  21    89.0 %   1.02x       1.906     fresh
-//   64 x 6144                block_per_row    256      1           8       2.167     6.448 / 4.281  732   81.0 %   1.04x       2.499     fresh
+//   1 x 6144                 block_per_row    512      1           4       1.434     4.25 / 2.815   26    88.0 %   1.01x       1.558     fresh
+//   64 x 6144                block_per_row    256      1           8       1.751     5.319 / 3.569  905   80.9 %   1.00x       2.137     fresh
 //   4096 x 6144              block_per_row    128      1           4       20.63     59.72 / 39.08  4879  102.7 %  1.12x       26.92     fresh
-//   1 x 7168                 block_per_row    512      1           4       1.841     5.649 / 3.808  23    90.6 %   1.05x       1.993     fresh
-//   64 x 7168                block_per_row    256      1           4       2.249     6.594 / 4.346  822   79.7 %   1.02x       2.653     fresh
+//   1 x 7168                 block_per_row    512      1           4       1.503     4.553 / 3.049  29    86.3 %   1.00x       1.752     fresh
+//   64 x 7168                block_per_row    256      1           4       1.833     5.468 / 3.633  1009  80.9 %   1.17x       2.267     fresh
 //   4096 x 7168              block_per_row    128      1           4       23.9      70.56 / 46.63  4914  103.3 %  1.12x       31.07     fresh
 //   8192 x 7168              block_per_row    64       1           4       51.76     140.4 / 88.35  4538  103.3 %  1.05x       58.11     fresh
 //   8192 x 8191              block_per_row    256      1           4       61.83     166.1 / 104.1  4341  100.4 %  1.00x       68.28     fresh
-//   1 x 8192                 block_per_row    512      1           4       1.558     4.685 / 3.127  32    86.6 %   1.00x       1.696     fresh
-//   16 x 8192                block_per_row    256      1           8       1.703     5.316 / 3.611  317   62.8 %   1.03x       2.11      fresh
-//   64 x 8192                block_per_row    512      1           4       1.761     5.467 / 3.704  1200  80.9 %   1.01x       2.693     fresh
+//   1 x 8192                 cluster_per_row  128      1           8       1.531     4.635 / 3.103  32    85.1 %   1.24x       1.811     fresh
+//   16 x 8192                block_per_row    256      1           8       1.672     5.073 / 3.403  323   74.6 %   1.13x       2.103     fresh
+//   64 x 8192                block_per_row    512      1           4       1.817     5.586 / 3.77   1163  82.0 %   1.17x       2.71      fresh
 //   4096 x 8192              block_per_row    256      1           4       28.37     81.07 / 52.67  4732  102.1 %  1.07x       36.11     fresh
 //   16384 x 8192             block_per_row    512      1           8       123.6     319.6 / 197    4343  104.4 %  1.03x       127.4     fresh
-//   1 x 12288                cluster_per_row  128      1           4       1.943     5.749 / 3.805  38    85.8 %   1.12x       2.231     fresh
-//   64 x 12288               block_per_row    512      1           8       2.629     7.34 / 4.717   1206  75.7 %   1.05x       3.141     fresh
+//   1 x 12288                cluster_per_row  128      1           4       1.643     4.755 / 3.112  45    80.3 %   1.34x       1.893     fresh
+//   64 x 12288               block_per_row    256      1           8       2.244     6.181 / 3.939  1413  73.8 %   1.03x       3.08      fresh
 //   4096 x 12288             block_per_row    256      1           4       44.79     122.1 / 77.35  4496  102.4 %  1.05x       50.04     fresh
-//   1 x 16384                cluster_per_row  128      1           4       1.944     5.125 / 3.182  51    71.1 %   1.00x       1.975     fresh
-//   64 x 16384               block_per_row    512      1           4       2.42      6.835 / 4.415  1747  70.0 %   1.14x       3.477     fresh
+//   1 x 16384                cluster_per_row  128      1           4       1.609     4.793 / 3.184  61    81.9 %   1.00x       1.849     fresh
+//   64 x 16384               block_per_row    256      1           8       2.501     6.746 / 4.242  1690  73.1 %   1.09x       3.431     fresh
 //   4096 x 16384             block_per_row    256      1           8       61.17     163.3 / 102.1  4389  102.6 %  1.01x       69.04     fresh
 //   8192 x 32768             block_per_row    256      1           4       246.6     636.6 / 390.4  4354  105.0 %  1.05x       253.9     fresh
 //   4096 x 131072            cluster_per_row  128      1           8       515       1285 / 770.3   4170  100.4 %  1.05x       516.6     fresh
@@ -760,6 +760,18 @@ __device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -795,8 +807,8 @@ struct Cols64 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; usin
 struct Cols128_8439 : Plain { using Team = Lanes<32, 8>;
   enum : int { kCols = 128, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols128_dc93 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate;
-  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
+struct Cols128_0f3a : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
+  enum : int { kCols = 128, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
@@ -858,11 +870,11 @@ struct Cols2560_6340 : Plain { using Team = BroadcastBlock<128>;
 struct Cols2560_b34a : Plain { using Team = Block<64>; using Load = EvictLast;
   enum : int { kCols = 2560, kThreads = 64, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols2880_97a1 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+struct Cols2880_3211 : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols2880_fa27 : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols2880_4a00 : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast; using Store = Streaming; using Params = Ahead;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols2880_402b : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 2880, kThreads = 128, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
@@ -870,14 +882,17 @@ struct Cols2880_402b : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols3072_4e48 : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 3072, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols3072_6f5f : Plain { using Team = BroadcastBlock<128>;
+  enum : int { kCols = 3072, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols3072_37f3 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 128, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols3584_a3f3 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+struct Cols3584_aaf8 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols3584_dff7 : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols3584_a3f3 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols3584_59c1 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 3584, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
@@ -912,8 +927,8 @@ struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLas
 struct Cols5120_4c5b : Plain { using Team = Block<128>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 5120, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols6144_48e7 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols6144_e201 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 6144, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols6144_9f99 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead; using Division = RemainderDivision;
   enum : int { kCols = 6144, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -936,8 +951,8 @@ struct Cols7168_1f62 : Plain { using Team = Block<64>; using Order = LastRowsFir
 struct Cols8191 : Plain { using Team = Block<256>; using Order = LastRowsFirst; using Division = RemainderDivision;
   enum : int { kCols = 8191, kThreads = 256, kVector = 4, kUnit = 64, kEarlyParams = 1, kFirstInside = 0 };
 };
-struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols8192_6e9c : Plain { using Team = BroadcastCluster<4, 128>; using Load = NoAllocate;
+  enum : int { kCols = 8192, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols8192_1d3a : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
@@ -954,17 +969,17 @@ struct Cols8192_6977 : Plain { using Team = Block<512>; using Load = EvictLast; 
 struct Cols12288_0cc1 : Plain { using Team = BroadcastCluster<8, 128>; using Load = EvictLast;
   enum : int { kCols = 12288, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols12288_2b05 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate; using Division = RemainderDivision;
-  enum : int { kCols = 12288, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols12288_5f19 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
+  enum : int { kCols = 12288, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols12288_d785 : Plain { using Team = Block<256>; using Order = LastRowsFirst;
   enum : int { kCols = 12288, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_98b9 : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols16384_adc5 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_f3d7 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 16384, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols16384_1d16 : Plain { using Team = Block<256>; using Order = LastRowsFirst;
   enum : int { kCols = 16384, kThreads = 256, kVector = 8, kEarlyParams = 1 };
@@ -2543,7 +2558,7 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols64>>}},
     {    32,    128,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_8439>>}},
-    {  2048,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_dc93>>}},
+    {  2048,    128,  8, 0u, 2u, false, {{256, 8}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_0f3a>>}},
     { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_957a>>}},
     {131072,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_5429>>}},
     {262144,    128, 16, 0u, 2u, false, {{256, 16}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols128_1d41>>}},
@@ -2565,18 +2580,18 @@ inline constexpr Tuned kTuned[] = {
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2048_c541>>}},
     {  4096,   2048, 16, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2048_3158>>}},
     {     1,   2560,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2560_cce8>>}},
-    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2560_6340>>}},
+    {    64,   2560,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols2560_6340>>}},
     {  4096,   2560,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2560_b34a>>}},
-    {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2880_97a1>>}},
-    {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2880_fa27>>}},
+    {     1,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2880_3211>>}},
+    {    64,   2880,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols2880_4a00>>}},
     {  4096,   2880, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_0d28<Cols2880_402b>>}},
     {     1,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3072_4e48>>}},
-    {    64,   3072,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3072_4e48>>}},
+    {    64,   3072,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3072_6f5f>>}},
     {  4096,   3072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_0d28<Cols3072_37f3>>}},
-    {     1,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols3584_a3f3>>}},
-    {    64,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols3584_dff7>>}},
+    {     1,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols3584_aaf8>>}},
+    {    64,   3584,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols3584_a3f3>>}},
     {  4096,   3584,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_b34f<Cols3584_59c1>>}},
     { 16384,   4095,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_d10c<Cols4095>>}},
@@ -2593,7 +2608,7 @@ inline constexpr Tuned kTuned[] = {
     {    64,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_5c09>>}},
     {  4096,   5120,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols5120_4c5b>>}},
-    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_48e7>>}},
+    {     1,   6144,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_e201>>}},
     {    64,   6144, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_9f99>>}},
     {  4096,   6144,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols6144_cb23>>}},
     {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols7168_fda8>>}},
@@ -2601,7 +2616,8 @@ inline constexpr Tuned kTuned[] = {
     {  4096,   7168,  8, 0u, 2u, false, {{128}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols7168_04d8>>}},
     {  8192,   7168,  8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols7168_1f62>>}},
     {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d10c<Cols8191>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_fe45>>}},
+    {     1,   8192, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 4},
+     run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_6e9c>>}},
     {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_1d3a>>}},
     {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols8192_21a0>>}},
     {  4096,   8192,  8, 0u, 2u, false, {{256, 1, false, 0, 0, 4},
@@ -2609,11 +2625,11 @@ inline constexpr Tuned kTuned[] = {
     { 16384,   8192, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols8192_6977>>}},
     {     1,  12288,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_0cc1>>}},
-    {    64,  12288, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_2b05>>}},
+    {    64,  12288, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_5f19>>}},
     {  4096,  12288,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols12288_d785>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols16384_a733>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols16384_adc5>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols16384_98b9>>}},
+    {    64,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_5b99<Cols16384_f3d7>>}},
     {  4096,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols16384_1d16>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_bd37<Cols32768>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},

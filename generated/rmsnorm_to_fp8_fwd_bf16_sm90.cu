@@ -18,38 +18,38 @@
 //           finite bound
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   64 x 896     block_per_row  128      1           4       1.93      5.798 / 3.866  90    81.2 %   1.01x       1.955     fresh
-//   4096 x 896   warp_per_row   128      4           4       3.333     10.84 / 7.511  3304  87.5 %   1.01x       4.718     fresh
+//   64 x 896     block_per_row  256      2           4       1.55      4.763 / 3.208  112   79.6 %   1.06x       1.628     fresh
+//   4096 x 896   warp_per_row   256      8           4       2.903     9.679 / 6.777  3794  85.0 %   1.04x       4.285     fresh
 //   64 x 1024    block_per_row  256      1           4       1.913     5.788 / 3.874  104   84.2 %   1.00x       1.989     fresh
 //   4096 x 1024  warp_per_row   256      8           8       3.028     10.35 / 7.318  4156  89.6 %   1.12x       4.624     fresh
-//   64 x 1536    block_per_row  128      1           4       1.937     5.883 / 3.945  154   87.3 %   1.00x       2.054     fresh
+//   64 x 1536    block_per_row  128      1           4       1.581     4.911 / 3.328  188   84.9 %   1.05x       1.729     fresh
 //   4096 x 1536  warp_per_row   32       1           8       4.125     13.82 / 9.701  4576  80.7 %   1.12x       6.538     fresh
 //   64 x 2048    block_per_row  256      1           4       1.935     5.966 / 4.032  205   90.5 %   1.00x       2.119     fresh
-//   4096 x 2048  block_per_row  128      1           8       5.239     17.93 / 12.69  4804  79.5 %   1.12x       8.459     fresh
-//   64 x 2560    block_per_row  128      1           4       2.001     6.242 / 4.232  248   81.8 %   1.00x       2.214     fresh
+//   4096 x 2048  block_per_row  128      1           4       4.931     16.55 / 11.62  5105  85.5 %   1.16x       7.512     fresh
+//   64 x 2560    block_per_row  256      1           4       1.599     5.137 / 3.537  311   81.8 %   1.05x       1.931     fresh
 //   4096 x 2560  block_per_row  128      1           4       5.89      20.32 / 14.46  5342  104.4 %  1.06x       9.124     fresh
-//   64 x 2880    block_per_row  256      1           4       1.985     6.256 / 4.269  281   80.6 %   1.00x       2.319     fresh
+//   64 x 2880    block_per_row  256      1           4       1.497     5.117 / 3.62   373   81.7 %   1.15x       1.901     fresh
 //   4096 x 2880  block_per_row  256      2           8       7.212     23.2 / 16      4908  96.1 %   1.07x       10.66     fresh
-//   64 x 3072    block_per_row  256      1           4       1.887     6.151 / 4.26   316   85.8 %   1.00x       2.277     fresh
+//   64 x 3072    block_per_row  256      1           4       1.409     5.022 / 3.614  423   83.8 %   1.03x       1.919     fresh
 //   4096 x 3072  block_per_row  128      1           8       7.045     24.2 / 17.14   5359  104.8 %  1.02x       10.53     fresh
-//   64 x 3584    block_per_row  128      1           4       1.972     6.286 / 4.316  353   83.3 %   1.06x       2.297     fresh
+//   64 x 3584    block_per_row  512      1           4       1.59      5.189 / 3.601  437   81.5 %   1.01x       1.982     fresh
 //   4096 x 3584  block_per_row  128      1           4       7.777     27.81 / 20.05  5664  98.4 %   1.00x       12.32     fresh
 //   1 x 4096     block_per_row  512      1           4       1.739     4.695 / 2.956  12    81.5 %   0.99x       1.793     fresh
 //   16 x 4096    block_per_row  512      1           8       1.929     5.799 / 3.872  106   88.6 %   1.00x       2.043     fresh
-//   64 x 4096    block_per_row  512      1           4       1.89      6.252 / 4.363  420   85.8 %   1.00x       2.315     fresh
-//   256 x 4096   block_per_row  128      1           8       2.285     7.34 / 5.059   1380  83.7 %   1.04x       2.811     fresh
+//   64 x 4096    block_per_row  512      1           4       1.541     5.167 / 3.628  516   83.5 %   1.05x       1.969     fresh
+//   256 x 4096   block_per_row  128      1           8       2.007     6.382 / 4.372  1571  81.5 %   1.02x       2.483     fresh
 //   1024 x 4096  block_per_row  128      1           8       3.115     10.35 / 7.235  4043  85.7 %   1.08x       4.775     fresh
 //   4096 x 4096  block_per_row  128      1           8       8.611     31.42 / 22.8   5846  99.8 %   1.00x       14.26     fresh
-//   64 x 5120    block_per_row  256      1           4       1.982     6.396 / 4.412  501   83.0 %   1.03x       2.437     fresh
+//   64 x 5120    block_per_row  128      1           8       1.668     5.345 / 3.68   595   80.7 %   1.01x       2.04      fresh
 //   4096 x 5120  block_per_row  128      1           8       10.43     40.16 / 29.68  6034  91.0 %   1.19x       16.72     fresh
-//   64 x 6144    block_per_row  512      1           4       1.983     6.462 / 4.477  601   85.1 %   1.00x       2.52      fresh
+//   64 x 6144    block_per_row  512      1           4       1.613     5.333 / 3.722  739   81.6 %   1.16x       2.14      fresh
 //   4096 x 6144  block_per_row  128      1           8       12.79     47.95 / 35.23  5904  92.2 %   1.01x       19.91     fresh
-//   64 x 7168    block_per_row  256      1           4       2.035     6.483 / 4.445  683   84.6 %   1.00x       2.547     fresh
+//   64 x 7168    block_per_row  256      1           4       1.736     5.465 / 3.728  801   82.4 %   1.15x       2.199     fresh
 //   4096 x 7168  block_per_row  128      1           8       16.06     55.92 / 39.85  5485  93.0 %   1.10x       24.59     fresh
-//   64 x 8192    block_per_row  512      1           8       2.05      6.562 / 4.511  775   86.6 %   1.03x       2.6       fresh
+//   64 x 8192    block_per_row  512      1           8       1.75      5.575 / 3.827  908   84.1 %   1.11x       2.251     fresh
 //   4096 x 8192  block_per_row  256      1           8       18.85     62.9 / 44.03   5342  94.3 %   1.11x       25.97     fresh
-//   64 x 12288   block_per_row  512      1           4       2.368     7.12 / 4.753   1007  80.5 %   1.00x       2.973     fresh
-//   64 x 16384   block_per_row  512      1           8       2.467     7.51 / 5.043   1288  81.5 %   1.01x       3.215     fresh
+//   64 x 12288   block_per_row  512      1           8       1.997     6.017 / 4.025  1193  78.9 %   1.05x       2.599     fresh
+//   64 x 16384   block_per_row  512      1           8       2.13      6.465 / 4.331  1492  78.4 %   1.10x       2.836     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -623,11 +623,11 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols896_6f43 : Plain { using Team = BroadcastBlock<128>; using Division = RemainderDivision;
-  enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols896_f51d : Plain { using Team = Beside<128, 2>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 896, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols896_af82 : Plain { using Team = Lanes<32, 4>; using Load = EvictLast; using Division = RemainderDivision;
-  enum : int { kCols = 896, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols896_da18 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate; using Division = RemainderDivision;
+  enum : int { kCols = 896, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols1024_59af : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -644,17 +644,17 @@ struct Cols1536_956c : Plain { using Team = Lanes<32, 1>; using Load = NoAllocat
 struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols2048_3786 : Plain { using Team = Block<128>; using Load = NoAllocate;
-  enum : int { kCols = 2048, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols2048_c5b3 : Plain { using Team = Block<128>; using Load = EvictLast;
+  enum : int { kCols = 2048, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols2560_29d8 : Plain { using Team = Block<128>; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols2560_e708 : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 2560, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols2560_e2d3 : Plain { using Team = Block<128>; using Load = EvictLast;
   enum : int { kCols = 2560, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols2880_6bb7 : Plain { using Team = Block<256>; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols2880_ff58 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
+  enum : int { kCols = 2880, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols2880_b2bf : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 2880, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
@@ -665,8 +665,8 @@ struct Cols3072_7032 : Plain { using Team = Block<256>; using Params = Ahead; us
 struct Cols3072_a7a3 : Plain { using Team = Block<128>; using Load = EvictLast;
   enum : int { kCols = 3072, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols3584_f085 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
-  enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols3584_6eaa : Plain { using Team = BroadcastBlock<512>; using Division = RemainderDivision;
+  enum : int { kCols = 3584, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols3584_ddf4 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 3584, kThreads = 128, kVector = 4, kEarlyParams = 1 };
@@ -689,8 +689,8 @@ struct Cols4096_69b0 : Plain { using Team = Block<128>; using Load = EvictLast;
 struct Cols4096_4714 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols5120_474a : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast;
-  enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols5120_93d3 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Params = Ahead; using Division = RemainderDivision;
+  enum : int { kCols = 5120, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols5120_e82e : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -713,8 +713,8 @@ struct Cols8192_a3a8 : Plain { using Team = Block<512>; using Params = Ahead;
 struct Cols8192_9cee : Plain { using Team = Block<256>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols12288 : Plain { using Team = Block<512>; using Params = Ahead; using Division = RemainderDivision;
-  enum : int { kCols = 12288, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols12288 : Plain { using Team = BroadcastBlock<512>; using Load = EvictLast; using Store = Streaming; using Division = RemainderDivision;
+  enum : int { kCols = 12288, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols16384 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -830,6 +830,119 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_768e(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  const float scale_value = scale[0];
+  const float scale_inverse = divide_by_remainder(1.0f, scale_value, reciprocal_approximate(scale_value));
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
+
+  // Pass 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         const float y_i = x_i * row_rstd * weight_i;
         q_values[i] = y_i * scale_inverse;
       }
@@ -973,6 +1086,117 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_a73a(
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_fwd_bf16_team_per_row_3099(
+    float8_e4m3* __restrict__ q,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> scale,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1> pass1_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + valid_row * q_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  const float scale_value = scale[0];
+  const float scale_inverse = 1.0f / scale_value;
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
+
+  // Pass 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        q_values[i] = y_i * scale_inverse;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
@@ -1095,117 +1319,6 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0(
     }
 
     parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_3099(
-    float8_e4m3* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  using Order = typename Config::Order;
-  using Division = typename Config::Division;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Pass1> pass1_slots;
-
-  const int row_thread = Team::row_thread();
-  const int first_col = row_thread * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float8_e4m3* q_row = q + valid_row * q_pitch;
-  const bfloat16* x_row = x + valid_row * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // Read the row of x once; it waits in registers.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = row_thread + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  float pass1_x_squares[kRunningSums] = {};  // several: shorter chains of additions, fewer roundings each
-
-  // Pass 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        pass1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  Pass1 pass1 = {sum_in_pairs(pass1_x_squares)};
-  Team::meet();
-  pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_rstd = rsqrtf(eps + Division::of(pass1.x_squares, kCols));
-
-  // Last pass: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      if (active) write<Store>(q_row + first_col + step * kStride, q_vec);
-    }
   }
 
   Chain::at_end();
@@ -1559,24 +1672,23 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  64,   896, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols896_6f43>>}},
-    {4096,   896, 16, 0u, 0u, false, {{128, 4}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols896_af82>>}},
+    {  64,   896, 16, 0u, 0u, false, {{256, 2}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols896_f51d>>}},
+    {4096,   896, 16, 0u, 0u, false, {{256, 8}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_768e<Cols896_da18>>}},
     {  64,  1024, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols1024_59af>>}},
     {4096,  1024, 16, 0u, 0u, false, {{256, 8}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols1024_2926>>}},
     {  64,  1536, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols1536_45f6>>}},
     {4096,  1536, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
      run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a73a<Cols1536_956c>>}},
     {  64,  2048, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2048_c541>>}},
-    {4096,  2048, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0<Cols2048_3786>>}},
-    {  64,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2560_29d8>>}},
+    {4096,  2048, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols2048_c5b3>>}},
+    {  64,  2560, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols2560_e708>>}},
     {4096,  2560, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols2560_e2d3>>}},
-    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2880_6bb7>>}},
+    {  64,  2880, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols2880_ff58>>}},
     {4096,  2880, 16, 0u, 0u, false, {{256, 2, false, 0, 0, 4},
      run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d9e0<Cols2880_b2bf>>}},
     {  64,  3072, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols3072_7032>>}},
     {4096,  3072, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols3072_a7a3>>}},
-    {  64,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0e3<Cols3584_f085>>}},
+    {  64,  3584, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols3584_6eaa>>}},
     {4096,  3584, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a0e3<Cols3584_ddf4>>}},
     {   1,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols4096_6930>>}},
     {  16,  4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols4096_45a8>>}},
@@ -1584,7 +1696,7 @@ inline constexpr Tuned kTuned[] = {
     { 256,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols4096_9013>>}},
     {1024,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols4096_69b0>>}},
     {4096,  4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols4096_4714>>}},
-    {  64,  5120, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols5120_474a>>}},
+    {  64,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols5120_93d3>>}},
     {4096,  5120, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols5120_e82e>>}},
     {  64,  6144, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_a54c<Cols6144_8a9e>>}},
     {4096,  6144, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_3099<Cols6144_fd70>>}},

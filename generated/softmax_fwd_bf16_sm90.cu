@@ -16,14 +16,14 @@
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 2048              warp_per_row     32       1           8       13.24     38.02 / 24.78  5067  105.0 %  1.02x       18.83     fresh
 //   4096 x 32000             block_per_row    512      1           8       123.2     313.9 / 190.5  4256  102.4 %  1.00x       126.5     fresh
-//   64 x 32064               cluster_per_row  256      1           8       4.891     10.92 / 6.029  1678  53.3 %   1.00x       5.657     fresh
-//   64 x 32768               cluster_per_row  256      1           8       4.879     10.91 / 6.027  1719  54.7 %   1.00x       5.461     fresh
+//   64 x 32064               cluster_per_row  512      1           8       4.213     9.503 / 5.28   1948  54.6 %   1.14x       5.419     fresh
+//   64 x 32768               cluster_per_row  256      1           8       4.408     9.728 / 5.306  1903  53.5 %   1.12x       5.512     fresh
 //   16384 x 32768            block_per_row    1024     1           8       499.3     1276 / 775.3   4301  104.2 %  1.48x       505.9     fresh
-//   64 x 50257               cluster_per_row  512      1           8       7.75      14.93 / 7.182  1660  40.8 %   1.00x       8.961     fresh
+//   64 x 50257               cluster_per_row  256      1           8       5.233     11.63 / 6.402  2458  57.1 %   1.21x       6.935     fresh
 //   2048 x 50257             cluster_per_row  256      1           8       106.2     256.6 / 149.7  3877  89.7 %   1.18x       103.3     fresh
 //   64 x 51200               cluster_per_row  512      1           8       5.499     12.08 / 6.579  2384  57.6 %   1.28x       6.663     fresh
 //   64 x 51865               cluster_per_row  256      1           8       5.122     11.86 / 6.742  2592  61.7 %   1.24x       6.768     fresh
-//   64 x 100352              cluster_per_row  256      1           8       10.2      21.24 / 11.02  2518  45.5 %   1.00x       12.64     fresh
+//   64 x 100352              cluster_per_row  1024     1           8       8.456     18.65 / 10.19  3038  54.1 %   1.18x       10.23     fresh
 //   64 x 128256              cluster_per_row  256      1           8       10.1      22.75 / 12.64  3252  50.0 %   1.26x       12.79     fresh
 //   4096 x 128256            block_per_row    512      1           8       516.2     1274 / 755.8   4071  94.9 %   1.00x       530.6     fresh
 //   64 x 129280              cluster_per_row  1024     1           8       10.97     23.59 / 12.63  3016  46.7 %   1.17x       14.35     fresh
@@ -640,17 +640,17 @@ struct Cols2048 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
 struct Cols32000 : Plain { using Team = Block<512>; using Load = EvictLast; using Chain = EarlyAtLoads; using Order = LastRowsFirst;
   enum : int { kCols = 32000, kThreads = 512, kVector = 8 };
 };
-struct Cols32064 : Plain { using Team = ClusterTeam<4, 256>;
-  enum : int { kCols = 32064, kThreads = 256, kVector = 8 };
+struct Cols32064 : Plain { using Team = ClusterTeam<2, 512>;
+  enum : int { kCols = 32064, kThreads = 512, kVector = 8 };
 };
-struct Cols32768_405d : Plain { using Team = ClusterTeam<4, 256>;
+struct Cols32768_2b50 : Plain { using Team = ClusterTeam<2, 256>; using Load = NoAllocate;
   enum : int { kCols = 32768, kThreads = 256, kVector = 8 };
 };
 struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 1024, kVector = 8, kUnroll = 4 };
 };
-struct Cols50257_4252 : Plain { using Team = ClusterTeam<4, 512>;
-  enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64 };
+struct Cols50257_505e : Plain { using Team = ClusterTeam<2, 256>; using Load = EvictLast;
+  enum : int { kCols = 50257, kThreads = 256, kVector = 8, kUnit = 64 };
 };
 struct Cols50257_bcdb : Plain { using Team = ClusterTeam<2, 256>;
   enum : int { kCols = 50257, kThreads = 256, kVector = 8, kUnit = 64 };
@@ -661,8 +661,8 @@ struct Cols51200 : Plain { using Team = ClusterTeam<2, 512>;
 struct Cols51865 : Plain { using Team = ClusterTeam<2, 256>; using Load = NoAllocate;
   enum : int { kCols = 51865, kThreads = 256, kVector = 8, kUnit = 64 };
 };
-struct Cols100352 : Plain { using Team = ClusterTeam<8, 256>;
-  enum : int { kCols = 100352, kThreads = 256, kVector = 8, kUnroll = 4 };
+struct Cols100352 : Plain { using Team = ClusterTeam<2, 1024>; using Chain = EarlyAtLoads;
+  enum : int { kCols = 100352, kThreads = 1024, kVector = 8 };
 };
 struct Cols128256_5a43 : Plain { using Team = ClusterTeam<8, 256>;
   enum : int { kCols = 128256, kThreads = 256, kVector = 8 };
@@ -1059,6 +1059,104 @@ softmax_fwd_bf16_team_per_row_b858(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+softmax_fwd_bf16_team_per_row_a4f7(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Order = typename Config::Order;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+  // Pass 1: online_softmax(x)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float new_max = pass1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
+      }
+      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
+      pass1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
+      }
+      pass1.row_sum += sum_in_pairs(sums);
+    }
+  }
+
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_sum_inverse = 1.0f / pass1.row_sum;
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = x_floats[step][i];
+        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 softmax_fwd_bf16_team_per_row_2a7d(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
@@ -1402,107 +1500,6 @@ softmax_fwd_bf16_team_per_row_8df5(
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     if (active) write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// softmax forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-softmax_fwd_bf16_team_per_row_13da(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  using Team = typename Config::Team;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Order = typename Config::Order;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Pass1_3ef7> pass1_slots;
-
-  const int row_thread = Team::row_thread();
-  const int first_col = row_thread * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + valid_row * y_pitch;
-  const bfloat16* x_row = x + valid_row * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  Team::announce();
-
-  // Each thread copies its own vectors to its own slots of shared memory.
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + first_col + step * kStride);
-    }
-  }
-
-  cp_async_commit();
-  Chain::at_loads();
-
-  cp_async_wait<0>();
-
-  Pass1_3ef7 pass1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-
-  // Pass 1: online_softmax(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float new_max = pass1.row_max;
-      float sums[kRunningSums] = {};
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        new_max = maximum(new_max, x_i);
-      }
-      pass1.row_sum = exp_approximate(pass1.row_max - new_max) * pass1.row_sum;
-      pass1.row_max = new_max;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        sums[i % kRunningSums] += exp_approximate(x_i - pass1.row_max);
-      }
-      pass1.row_sum += sum_in_pairs(sums);
-    }
-  }
-
-  Team::meet();
-  pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_sum_inverse = divide_by_remainder(1.0f, pass1.row_sum, reciprocal_approximate(pass1.row_sum));
-
-  // Last pass: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = exp_approximate(x_i - pass1.row_max) * row_sum_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
-    }
   }
 
   Chain::at_end();
@@ -2442,22 +2439,22 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     { 8192,   2048, 16, 0u, 0u, false, {{32}, run<softmax_fwd_bf16_team_per_row_5e1e<Cols2048>>}},
     { 4096,  32000, 16, 0u, 0u, false, {{512, 1, true}, run<softmax_fwd_bf16_team_per_row_8368<Cols32000>>}},
-    {   64,  32064, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
+    {   64,  32064, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
      run<softmax_fwd_bf16_team_per_row_b858<Cols32064>>}},
-    {   64,  32768, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_b858<Cols32768_405d>>}},
+    {   64,  32768, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 2},
+     run<softmax_fwd_bf16_team_per_row_a4f7<Cols32768_2b50>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
      run<softmax_fwd_bf16_team_per_row_2a7d<Cols32768_cd04>>}},
-    {   64,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 4},
-     run<softmax_fwd_bf16_team_per_row_abb5<Cols50257_4252>>}},
+    {   64,  50257,  2, 0u, 0u,  true, {{256, 1, false, 0, 0, 0, 2},
+     run<softmax_fwd_bf16_team_per_row_abb5<Cols50257_505e>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{256, 1, false, 0, 0, 0, 2, 1, 53248},
      run<softmax_fwd_bf16_team_per_row_8df5<Cols50257_bcdb>>}},
     {   64,  51200, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
      run<softmax_fwd_bf16_team_per_row_b858<Cols51200>>}},
     {   64,  51865,  2, 0u, 0u,  true, {{256, 1, false, 0, 0, 0, 2},
      run<softmax_fwd_bf16_team_per_row_abb5<Cols51865>>}},
-    {   64, 100352, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8, 1, 28672},
-     run<softmax_fwd_bf16_team_per_row_13da<Cols100352>>}},
+    {   64, 100352, 16, 0u, 0u, false, {{1024, 1, true, 0, 0, 0, 2},
+     run<softmax_fwd_bf16_team_per_row_8368<Cols100352>>}},
     {   64, 128256, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 8},
      run<softmax_fwd_bf16_team_per_row_b858<Cols128256_5a43>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 106496},

@@ -252,7 +252,7 @@ def test_a_neighbour_of_another_gpu_is_named_and_comes_after_one_of_this_gpu_as_
 
 
 def test_on_an_h100_the_records_of_an_h200_take_what_tunes_there_find() -> None:
-    """26 problems of all kinds, whose schedules were timed there, too: 0.996 of the tuned chains, geometric mean."""
+    """18 problems of all kinds, whose schedules were timed there, too: 0.993 of the tuned chains, geometric mean."""
     kin = {r.line(): r for r in records_of(H100, [shipped_folder()])}
     over = []
     for race in races("h100"):
@@ -260,7 +260,7 @@ def test_on_an_h100_the_records_of_an_h200_take_what_tunes_there_find() -> None:
             found = lookup(race.problem, H100, records=kin.values())
             if found.schedule in race.chains:
                 over.append(race.chains[found.schedule] / race.chains[race.tuned])
-    assert len(over) == 26
+    assert len(over) == 18
     assert statistics.geometric_mean(over) <= 1.001
 
 
