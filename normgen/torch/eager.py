@@ -22,7 +22,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly th
 # What each call asks of torch's state, without the attributes on the way there.
 _modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _is_autocast, _is_grad_enabled = torch._C._is_any_autocast_enabled, torch.is_grad_enabled
-_is_deterministic = torch._C._get_deterministic_algorithms
+_is_deterministic, _is_tracing = torch._C._get_deterministic_algorithms, torch._C._is_tracing
 
 
 class Reduced(Protocol):
@@ -102,8 +102,8 @@ class Eager:
         self._known = operators.calls.known
 
     def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, reduced: Reduced | None = None) -> Any:
-        """What is returned; NotImplemented of subclasses, and under modes, transforms and forward-mode derivatives."""
-        if _modes() or _transform() is not None or forward_ad._current_level >= 0:
+        """What is returned; NotImplemented of subclasses, and under modes, transforms, tracers and tangents."""
+        if _modes() or _transform() is not None or forward_ad._current_level >= 0 or _is_tracing():
             return NotImplemented
         first = tensors[self._first]
         kinds = tuple(map(type, tensors))

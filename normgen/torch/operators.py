@@ -97,7 +97,8 @@ class Operator(OperatorOf):
         if torch.compiler.is_compiling():
             return self._chosen(tensors, scalars, dtype, opaque, "")
         tensors, dtype = as_wide(tensors, dtype), self._dtype(tensors) if dtype is None else dtype
-        if forward_ad._current_level >= 0:  # only torch's own operations carry tangents, `torch.func.jvp`'s too
+        # Only torch's own operations carry tangents, `torch.func.jvp`'s too, and have one trace for all sizes.
+        if forward_ad._current_level >= 0 or torch.jit.is_tracing():
             return picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
         return self._kernel(tensors, scalars, dtype)
 

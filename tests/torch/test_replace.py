@@ -131,6 +131,76 @@ def test_what_computes_something_else_is_left_with_its_reason(module: Any, why: 
     assert "forward" not in vars(module)
 
 
+class Frozen(RoundedLast):
+    """Some of what it is made of has no gradient."""
+
+    def __init__(self, cols: int, frozen: str) -> None:
+        super().__init__(cols)
+        self.frozen = frozen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide, scale = x if x.dtype == torch.float64 else x.float(), self.scale.float()
+        unit = self.unit(x)
+        if self.frozen == "rows":
+            unit = unit.detach()
+        elif self.frozen == "statistic":
+            unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.small).detach()
+        elif self.frozen == "scale":
+            scale = scale.detach()
+        return (unit * scale).type_as(x)
+
+
+class WithoutGrad(RoundedLast):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class OfInference(RoundedLast):
+    @torch.inference_mode()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+CUT = [*(Frozen(48, what) for what in ("rows", "statistic", "scale")), WithoutGrad(48), OfInference(48)]
+
+
+@pytest.mark.parametrize("module", CUT, ids=lambda m: getattr(m, "frozen", type(m).__name__))
+def test_a_forward_that_cuts_gradients_is_left(module: Any) -> None:
+    report = ng.replace(torch.nn.Sequential(module))
+    assert report.left == {"0": f"{type(module).__name__}: its gradients are not those of what its forward computes"}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_norm_is_found_in_any_mode_of_gradients(mode: Any) -> None:
+    model = torch.nn.Sequential(RoundedLast(48))
+    with mode():
+        assert list(ng.replace(model).replaced) == ["0"]
+    x = torch.randn(3, 48, requires_grad=True)
+    (got,) = torch.autograd.grad(model(x).sum(), x)
+    ng.restore(model)
+    torch.testing.assert_close(got, *torch.autograd.grad(model(x).sum(), x))
+
+
+def test_a_forward_that_a_class_is_given_later_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = torch.nn.LayerNorm(48), torch.randn(3, 48)
+    ng.replace(torch.nn.Sequential(module))
+    want = module(x)
+    plain = torch.nn.LayerNorm.forward
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: 2 * plain(self, x))
+    torch.testing.assert_close(module(x), 2 * want)
+
+
+def test_a_trace_of_a_replaced_norm_is_the_modules_own(device: str) -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(48), RoundedLast(48)).to(device)
+    ng.replace(model)
+    traced = torch.jit.trace(model, torch.randn(4, 48, device=device))
+    assert "normgen" not in str(traced.inlined_graph)
+    for shape in ((9, 48), (1, 48)):
+        x = torch.randn(shape, device=device)
+        torch.testing.assert_close(traced(x), model(x))
+
+
 def test_dtypes_in_which_a_module_rounds_otherwise_are_left_to_it() -> None:
     """Rows in bf16 with a scale in float32: its result is float32, of a row rounded to bf16; T5's is not rounded."""
 

@@ -707,6 +707,39 @@ def test_who_looks_on_sees_the_modules_own_operations(calls: list[str]) -> None:
         torch.testing.assert_close(torch.jit.trace(module, x)(x), want)
 
 
+def test_a_mode_of_functions_sees_the_modules_own_operations(calls: list[str]) -> None:
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    module, x = Mlp(), torch.randn(3, WIDTH)
+    with Watch() as before:
+        module(x)
+    ng.replace(torch.nn.Sequential(module), products=True)
+    calls.clear()
+    with Watch() as behind:
+        module(x)
+    assert calls == []
+    assert [f for f in behind.seen if f is F.linear] == [f for f in before.seen if f is F.linear] == [F.linear] * 3
+    with torch.device("cpu"):  # a mode of functions, too, that changes none that takes tensors
+        module(x)
+    assert calls == ["swiglu"]
+
+
+def test_an_mlp_that_cuts_gradients_is_left() -> None:
+    class Cut(Mlp):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x.detach())
+
+    report = ng.replace(torch.nn.Sequential(Cut()), products=True)
+    assert report.left["0"] == "Cut: its gradients are not those of what its forward computes"
+
+
 def test_under_autocast_products_are_those_of_its_dtype() -> None:
     """Of float32 weights; on the CPU in bf16, which is left to torch: the operator itself is asked."""
     torch.manual_seed(1)

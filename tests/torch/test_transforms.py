@@ -186,3 +186,13 @@ def test_a_compiled_transform_has_torchs_derivatives(opaque: bool | None) -> Non
     ):
         want = transform(lambda x: torch.softmax(x, -1))
         same(torch.compile(transform, backend="aot_eager")(ours), want)
+
+
+def test_a_trace_holds_for_all_sizes(device: str) -> None:
+    from normgen.torch import rms_norm
+
+    x, weight = (torch.randn(shape, device=device) for shape in ((4, 48), (48,)))
+    traced = torch.jit.trace(lambda x, weight: rms_norm(x, weight, eps=1e-5), (x, weight))
+    for rows in (4, 9, 1):
+        x = torch.randn(rows, 48, device=device)
+        torch.testing.assert_close(traced(x, weight), rms_norm(x, weight, eps=1e-5))

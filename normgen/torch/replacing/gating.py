@@ -19,9 +19,11 @@ from normgen.torch.replacing.probing import (
     CHANGES,
     INTERNAL,
     NONE,
+    OTHER_GRADIENTS,
     FailedError,
     copied,
     is_close,
+    is_same_backward,
     names_read,
     telling_rows,
 )
@@ -169,11 +171,13 @@ class _Probe:
                     raise
                 continue
             for function in GATES:
-                if is_close(_formula(function, self.rows, [weights[name] for name in order]), got, _SAME):
+                if is_close(_formula(function, self.rows, *(weights[name] for name in order)), got, _SAME):
                     return self.told(GatedMlp(function=function, gate=order[0], up=order[1], down=order[2]), weights)
         return "its forward is none of " + ", ".join(f"down({gate}(gate(x), up(x)))" for gate in GATES)
 
     def told(self, mlp: GatedMlp, weights: dict[str, Tensor]) -> GatedMlp | str:
+        if not self.is_same_backward(mlp, weights):
+            return OTHER_GRADIENTS
         exact = self.run(weights, torch.float64)
         for dtype, share in ((torch.float32, _SAME), (torch.bfloat16, _SAME_HALF)):
             got = self.run(weights, dtype)
@@ -191,15 +195,23 @@ class _Probe:
         place = {"dtype": torch.float64, "device": "cpu", "generator": self.generator}
         return {name: torch.randn(shape, **place) / shape[1] ** 0.5 for name, shape in shapes.items()}
 
-    def run(self, weights: dict[str, Tensor], dtype: Any) -> Tensor:
-        """Its result in training, which is that outside of it."""
+    def is_same_backward(self, mlp: GatedMlp, weights: dict[str, Tensor]) -> bool:
+        order, rows = (mlp.gate, mlp.up, mlp.down), self.rows.clone().requires_grad_()
+        theirs = self.run(weights, torch.float64, rows)
+        leaves = [rows, *(getattr(self.module, name).weight for name in order)]
+        ours = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        with torch.enable_grad():
+            return is_same_backward(_formula(mlp.function, *ours), ours, theirs, leaves)
+
+    def run(self, weights: dict[str, Tensor], dtype: Any, rows: Tensor | None = None) -> Tensor:
+        """Its result in training, which is that outside of it; of `rows`, with what a backward pass needs."""
         for name, weight in weights.items():
             getattr(self.module, name).weight = torch.nn.Parameter(weight.to(dtype))
-        x, found = self.rows.to(dtype), []
+        x, found = self.rows.to(dtype) if rows is None else rows, []  # type: Tensor, list[Tensor]
         for is_training in (False, True):
             self.module.train(is_training)
             try:
-                with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                with torch.set_grad_enabled(rows is not None), warnings.catch_warnings(action="ignore"):
                     found.append(self.module.forward(given := x.clone()))
             except Exception as error:
                 raise FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
@@ -222,7 +234,5 @@ def _is_fixed(value: Any) -> bool:
     return value is not NONE and (type(value) in PLAIN or inspect.isfunction(value) or inspect.isbuiltin(value))
 
 
-def _formula(function: str, rows: Tensor, weights: list[Tensor]) -> Tensor:
-    gate, up, down = weights
-    with torch.no_grad():
-        return gated_products(function)(rows, gate, up) @ down.T
+def _formula(function: str, rows: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return gated_products(function)(rows, gate, up) @ down.T

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 Module = Any
 
@@ -110,7 +111,14 @@ def is_looked_on() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
+        or (torch._C._len_torch_function_stack() and _has_function_modes())
     )
+
+
+def _has_function_modes() -> bool:
+    """Without those that say where new tensors lie."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -59,6 +59,9 @@ class Forward(Patched):
         if isinstance(x, Pending):
             x = x.formed()
         norm, module, known = self.norm, self.module, self.module._parameters
+        is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
+        if not is_traced and (torch._C._is_tracing() or type(module).forward is not self.plain):
+            return self.original(x)
         lying = norm.lying
         if lying is not None and not lying.takes(x):
             return self.original(x)
@@ -71,7 +74,6 @@ class Forward(Patched):
             given.append(parameter)
         dtype = norm.dtypes.get((x.dtype, given[-1].dtype))
         scalars = self.scalars
-        is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
         if is_traced:
             scalars = self.scalars_now()
         elif len(own := module.__dict__) != self.size or self.of_class or self.held:
@@ -226,11 +228,11 @@ def replace(
     """Let the norms of a model, and its products with `products`, compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
-    formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
-    class, parameters, state and hooks stay as they are: its `forward` alone is another one, until `restore`. Pairs of
-    dtypes in which a module rounds differently are left to it, call by call; so is a module whose attributes changed
-    since. An eps that is set later is that of the next call. `opaque` is that of `operator`: what a
-    compiler sees in their place, which `sites` says per module once it has compiled them.
+    formulas gives with its parameters and one of its numbers as eps, and the same gradients, and if it rounds in bf16
+    where that one does. Its class, parameters, state and hooks stay as they are: its `forward` alone is another one,
+    until `restore`. Pairs of dtypes in which a module rounds differently are left to it, call by call; so is a module
+    whose attributes changed since. An eps that is set later is that of the next call. `opaque` is that of `operator`:
+    what a compiler sees in their place, which `sites` says per module once it has compiled them.
 
     Looked at are modules without children and buffers whose parameters are [cols], and those called norms that have
     other ones, which are left. Rows lie along the last axis; or along the channels of [batch, channels, ..], as those

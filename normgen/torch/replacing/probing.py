@@ -45,6 +45,7 @@ _EQUAL = 0.99  # of the elements, where both sides round to a dtype: float32 sum
 _PROBED = (0.0625, 1e-10, 100.0)  # values of eps: of a forward that takes one's maximum or minimum with a number, too
 _ANY_COLS = 48
 CHANGES = "its forward changes what it is given"
+OTHER_GRADIENTS = "its gradients are not those of what its forward computes"
 _NO_COLUMNS = "its parameters are not [cols], or nothing says how many columns there are"
 _OF_TORCH = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.layer_norm, torch.rms_norm}
 
@@ -139,13 +140,14 @@ class _Probe:
 
     def found(self) -> Norm | str:
         got = self.run(self.rows, torch.float64)
-        alike = [
-            (name, parameters, eps)
-            for name, parameters, eps, wide_eps in self.candidates()
-            if is_close(self.ours(name, parameters, wide_eps, self.rows, torch.float64), got)
+        close = [
+            one for one in self.candidates() if is_close(self.ours(*one[:2], one[-1], self.rows, torch.float64), got)
         ]
-        if not alike:
+        if not close:
             return "its forward computes none of our norms"
+        alike = [one[:-1] for one in close if self.is_same_backward(*one[:2], one[-1])]
+        if not alike:
+            return OTHER_GRADIENTS
         dtypes = [{pair: dtype for pair in _PAIRS if (dtype := self.rounded(*one, pair))} for one in alike]
         # torch's own formulas over other axes are written out, and round in bf16 behind each operation.
         for needed in (_HALF, _WIDE) if self.lying else (_HALF,):
@@ -180,23 +182,33 @@ class _Probe:
                 for order in itertools.permutations(self.names):
                     yield name, order, *eps
 
-    def run(self, rows: Tensor, dtype: Any) -> Tensor:
-        """The rows of the module's own result, its parameters in `dtype`."""
-        x = self.lying.made_of(rows) if self.lying else rows
+    def is_same_backward(self, name: str, parameters: tuple[str, ...], eps: float) -> bool:
+        rows = self.rows.clone().requires_grad_()
+        theirs = self.run(rows, torch.float64, records=True)
+        leaves = [rows, *(getattr(self.module, p) for p in parameters)]
+        ours = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        made = function(name).operator  # type: ignore[attr-defined]
+        with torch.enable_grad():
+            return is_same_backward(made.decomposition(*ours, eps=eps, dtype=None), ours, theirs, leaves)
+
+    def run(self, rows: Tensor, dtype: Any, *, records: bool = False) -> Tensor:
+        """The rows of the module's own result, its parameters in `dtype`; `records`: for a backward pass."""
         for name, value in self.values.items():
             setattr(self.module, name, torch.nn.Parameter(value.to(dtype)))
-        try:
-            with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of dtypes that its caller may never mix
-                got = self.module.forward(given := x.clone())
-        except Exception as error:
-            raise FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
-        if not torch.equal(given, x):
-            raise FailedError(CHANGES)
-        if not isinstance(got, torch.Tensor):
-            raise FailedError(f"its forward returns a {type(got).__name__}")
-        if got.shape != x.shape:
-            raise FailedError(f"its result has the shape {tuple(got.shape)} of rows {tuple(x.shape)}")
-        return self.lying.rows(got).reshape(rows.shape) if self.lying else got
+        with torch.set_grad_enabled(records):
+            x = self.lying.made_of(rows) if self.lying else rows
+            try:
+                with warnings.catch_warnings(action="ignore"):  # of dtypes that its caller may never mix
+                    got = self.module.forward(given := x.clone())
+            except Exception as error:
+                raise FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
+            if not torch.equal(given, x):
+                raise FailedError(CHANGES)
+            if not isinstance(got, torch.Tensor):
+                raise FailedError(f"its forward returns a {type(got).__name__}")
+            if got.shape != x.shape:
+                raise FailedError(f"its result has the shape {tuple(got.shape)} of rows {tuple(x.shape)}")
+            return self.lying.rows(got).reshape(rows.shape) if self.lying else got
 
     def ours(
         self, name: str, parameters: tuple[str, ...], eps: float, rows: Tensor, dtype: Any, out: Any = None
@@ -316,3 +328,17 @@ def telling_rows(cols: int, generator: Any) -> Tensor:
 def is_close(ours: Tensor, theirs: Tensor, share: float = _SAME) -> bool:
     scale = ours.abs().amax(-1, keepdim=True)
     return bool(((ours - theirs).abs() <= share * scale + 1e-30).all())
+
+
+def is_same_backward(ours: Tensor, our_leaves: list[Tensor], theirs: Tensor, leaves: list[Tensor]) -> bool:
+    """Whether two results give their leaves the same gradients; what is not recorded gives none. Raises FailedError."""
+    generator = torch.Generator(device="cpu").manual_seed(1)
+    towards = torch.randn(ours.shape, generator=generator, dtype=ours.dtype, device="cpu")
+    if not theirs.requires_grad:
+        return False
+    want = torch.autograd.grad(ours, our_leaves, towards)
+    try:
+        got = torch.autograd.grad(theirs, leaves, towards, allow_unused=True, materialize_grads=True)
+    except Exception as error:
+        raise FailedError(f"its backward pass does not run: {type(error).__name__}: {error}") from error
+    return all(map(is_close, want, got))
