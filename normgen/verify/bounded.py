@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -52,6 +52,10 @@ class Common:
     step: Array
     slope: Array | float = 1.0
 
+    def each(self, of: Callable[[NDArray[Any]], NDArray[Any]]) -> Common:
+        slope = self.slope if isinstance(self.slope, float) else of(self.slope)  # the model asks whether it is a number
+        return Common(own=of(self.own), reach=of(self.reach), step=of(self.step), slope=slope)
+
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
@@ -73,6 +77,20 @@ class Bounded:
     exact: NDArray[np.bool_] | None = None
     is_loose: bool = False
     common: Common | None = None
+
+    def each(self, of: Callable[[NDArray[Any]], NDArray[Any]]) -> Bounded:
+        """The same of other elements, as of some of the rows: `of` of all that is known of each.
+
+        What is left behind would speak of elements that the value no longer has.
+        """
+        return replace(
+            self,
+            value=of(self.value),
+            error=None if self.error is None else of(self.error),
+            least=of(np.asarray(self.least)),
+            exact=None if self.exact is None else of(self.exact),
+            common=None if self.common is None else self.common.each(of),
+        )
 
     def from_least(self, least: Array | float) -> Bounded:
         return replace(self, least=least)

@@ -572,17 +572,18 @@ class _Forward:
         finite number for what it does not know, and with it another branch.
         """
         total = self.problem.rows
-        along = _taken(direction, rows, total) if direction.shape[-2] == total else direction
+        in_kept = functools.partial(_taken, rows=rows, total=total)
+        along = in_kept(direction) if direction.shape[-2] == total else direction
         bounded, numbers = self.bounded(), self.numbers()
         exact = Evaluation(Float64(cols=self.problem.cols), self.formulas, {**self.base, **numbers})
-        in_rows = {n: _taken(v, rows, total) if v.ndim and v.shape[-2] == total else v for n, v in numbers.items()}
+        in_rows = {n: in_kept(v) if v.ndim and v.shape[-2] == total else v for n, v in numbers.items()}
         known = {n: whole(value) for n, value in in_rows.items()}
         values: dict[str, Array] = dict(in_rows)
         for load in program.loads:
             found, value = bounded.value(load.name), exact.value(load.name)
             varies = load.kind.by_row or _proven_kind(load.kind).by_batch
-            known[load.name] = _rows_of(found, rows, total) if varies else found
-            values[load.name] = _taken(value, rows, total) if varies else value
+            known[load.name] = found.each(in_kept) if varies else found
+            values[load.name] = in_kept(value) if varies else value
         result = self.problem.results[f"d{name}"]
         has_columns = along.shape[-1] > 1  # d of a row value has none
         loose = ProgramWalk(_Linear(cols=self.problem.cols), program, known)
@@ -605,16 +606,10 @@ def _along(
     return walk.arithmetic.reduce("sum", product) if has_columns else product
 
 
-def _taken(value: Array, rows: NDArray[np.intp], total: int) -> Array:
+def _taken(value: NDArray[Any], rows: NDArray[np.intp], total: int) -> NDArray[Any]:
     if value.ndim == WITH_INNER:
         return np.broadcast_to(value, (len(value), total, value.shape[-1]))[:, rows]
     return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
-
-
-def _rows_of(found: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
-    error = None if found.error is None else _taken(found.error, rows, total)
-    least = _taken(np.asarray(found.least), rows, total)
-    return replace(found, value=_taken(found.value, rows, total), error=error, least=least)
 
 
 def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array, Array]:

@@ -193,6 +193,25 @@ def test_a_row_that_bends_within_the_step_takes_a_smaller_one_or_does_not_count(
     assert all(abs(s.derived - s.differences) < 1e-6 * max(1.0, abs(s.derived)) for s in slopes)
 
 
+# What a saved tensor's formula tells beside its bound, and a gradient that asks for it.
+TOLD = {
+    "where it is exact": ("x * 2", "exp(v - 1)"),
+    "a difference from a row value": ("x - mean(x)", "v * sum(v * v)"),
+    "the square of one": ("(x - mean(x))**2", "x * sum(v)"),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_is_known_of_a_saved_tensor_is_that_of_the_rows_that_count(name: str) -> None:
+    told, formula = TOLD[name]
+    text = 'name = "told"\ntensors.x = "input"\ntensors.v = "output"\ntensors.y = "output"\nbackward.saved = ["v"]\n'
+    spec = parse(f'{text}[formulas]\nv = "{told}"\ny = "sqrt(mean(x)) + {formula}"\n')
+    problem = problem_for(spec, shape=(7, 8), direction="backward")
+    slopes = prove(problem, written_program(problem))
+    assert {s.row for s in slopes if s.shape[1] == 33} < set(range(7))  # the others have no root
+    assert all(s.ok for s in slopes)
+
+
 def test_a_slope_is_wrong_beyond_its_bound_and_when_it_is_not_a_number() -> None:
     right = Slope(tensor="x", shape=(7, 33), row=2, derived=1.0, differences=1.25, bound=0.25)
     assert right.ok
