@@ -22,6 +22,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly th
 # What each call asks of torch's state, without the attributes on the way there.
 _modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _is_autocast, _is_grad_enabled = torch._C._is_any_autocast_enabled, torch.is_grad_enabled
+_is_inference = torch.is_inference_mode_enabled  # in which nothing is recorded, whatever the mode of gradients
 _is_deterministic, _is_tracing = torch._C._get_deterministic_algorithms, torch._C._is_tracing
 
 
@@ -111,7 +112,7 @@ class Eager:
             return NotImplemented
         autocast = self._in_float32 and _is_autocast() and torch.is_autocast_enabled("cuda")
         likely: tuple[Any, ...]
-        if _is_grad_enabled():
+        if _is_grad_enabled() and not _is_inference():
             needs = [tensor is not None and tensor.requires_grad for tensor in tensors]
             likely = (self, first.shape, dtype, autocast, kinds, *needs)
         else:
@@ -151,7 +152,7 @@ class Eager:
     def _made(self, tensors: Values, dtype: Any) -> EagerCall:
         operators = self.operators
         needs = [t is not None and t.requires_grad for t in tensors]
-        is_saving = any(needs) and torch.is_grad_enabled()
+        is_saving = any(needs) and _is_grad_enabled() and not _is_inference()
         ready = operators.calls.prepared(
             operators.written if is_saving else operators.plainly, tensors, dtype, by_layout=True
         )

@@ -45,6 +45,13 @@ def everything() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def grad_within_inference() -> Iterator[None]:
+    """Nothing is recorded: gradients are asked for outside of it alone."""
+    with torch.inference_mode(), torch.enable_grad():
+        yield
+
+
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "torch.device meta": lambda: torch.device("meta"),
     "default device meta": default_device,
@@ -52,6 +59,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
     "default dtype f64": lambda: default_dtype(torch.float64),
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
+    "inference_mode, enable_grad": grad_within_inference,
     "everything": everything,
 }
 COLS = itertools.count(33)  # of each call: nothing that is remembered fits
@@ -60,7 +68,7 @@ COLS = itertools.count(33)  # of each call: nothing that is remembered fits
 def inside_as_outside(context: str, run: Callable[[bool], Any]) -> None:
     """`run` gives the same inside the context and, afterwards, outside; told whether gradients are to be found."""
     with CONTEXTS[context]():
-        has_gradients = torch.is_grad_enabled()
+        has_gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         found = run(has_gradients)
     want = run(has_gradients)
     assert type(found) is type(want)
@@ -76,7 +84,8 @@ def called(
     function: Callable[..., Any], tensors: list[torch.Tensor], has_gradients: bool, **named: Any
 ) -> tuple[torch.Tensor, ...]:
     """Results and, if they are asked for, the gradients of what has some."""
-    leaves = [t.detach().requires_grad_(t.is_floating_point() and has_gradients) for t in tensors]
+    is_recorded = has_gradients or torch.is_inference_mode_enabled()
+    leaves = [t.detach().requires_grad_(t.is_floating_point() and is_recorded) for t in tensors]
     found = results(function(*leaves, **named))
     if not has_gradients:
         return found
