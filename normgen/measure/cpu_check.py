@@ -23,6 +23,7 @@ from normgen.verify import Verdict, effects, families_of, family_rows
 CPU_ELEMENTS = 1 << 15
 LONG_ELEMENTS = 3 << 20  # of a plain call: some 20 s on the executor. Rows of 75,000 and more have fewer of each family
 EXECUTOR_S = 8e-6  # an element, drawn, run and compared: a layernorm of 131072 columns in a cluster of 16 blocks
+PRODUCTS_S = 5e-7  # an element of products, which `KernelCall.elements` counts: a float32 linear of 1024 x 1024
 FIBER_ADDRESSES = 9 << 29  # the executor reserves 4 GiB of address space for the stacks of its largest cluster
 CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
 
@@ -45,7 +46,7 @@ def why_unchecked(problem: Problem) -> str | None:
 
 def longest_s(problem: Problem) -> float:
     """Seconds that the plain calls take at most where nothing else runs: 2 to 8 µs an element, by kernel."""
-    return EXECUTOR_S * sum(call.elements for call in _plain_calls(problem))
+    return (PRODUCTS_S if problem.inner else EXECUTOR_S) * sum(call.elements for call in _plain_calls(problem))
 
 
 def _require_memory(plain: list[KernelCall]) -> None:

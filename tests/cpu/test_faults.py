@@ -88,6 +88,38 @@ def test_ordered_accesses_are_no_fault(name: str, seed: int) -> None:
     assert run_planted(build(sound.module), seed=seed).faults == ()
 
 
+PARTS = {
+    "const float part = s[1];": {1},
+    "const float2 two = reinterpret_cast<const float2*>(s)[1]; const float part = two.x + two.y;": {2, 3},
+    "const float4 all = *reinterpret_cast<const float4*>(s); const float part = all.x + all.w;": {0, 1, 2, 3},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_who_reads_a_part_of_a_vector_is_told_from_who_reads_all_of_it(part: str) -> None:
+    """Two lanes read a vector, a thread of another warp some of it; a third lane writes an element behind the two."""
+    for written in range(4):
+        body = f"""
+  __shared__ alignas(16) float s[4];
+  if (threadIdx.x < 4) s[threadIdx.x] = 1.0f;
+  __syncthreads();
+  if (threadIdx.x < 2) {{
+    const float4 all = *reinterpret_cast<const float4*>(s);
+    y[threadIdx.x] = all.x + all.w;
+  }}
+  if (threadIdx.x == 32) {{
+    {part}
+    y[threadIdx.x] = part;
+  }}
+  __syncwarp();
+  if (threadIdx.x == 2) s[{written}] = 2.0f;
+"""
+        program = build(ordered(FaultKind.SHARED_RACE, "", body, blocks=1).module)
+        for seed in range(6):
+            kinds = {fault.kind for fault in run_planted(program, seed=seed).faults}
+            assert kinds == ({FaultKind.SHARED_RACE} if written in PARTS[part] else set()), (written, seed)
+
+
 def test_a_fault_leaves_the_process_able_to_run_the_next_program(programs: dict[str, Program]) -> None:
     assert run_planted(programs["null pointer"]).faults
     x, total = np.ones((3, 40), dtype=np.float32), np.zeros(3, dtype=np.float32)

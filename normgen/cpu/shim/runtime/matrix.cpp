@@ -1,6 +1,7 @@
 // Matrix instructions of a warp. Tensor cores cut off: they align the products of a step and the sum so far to the largest
 // of them, drop what lies behind one bit more than a float has, and cut the result, too. Here they take 8 products of
 // 16 bits a step, or 4 of TF32, as sm_80 does; later ones take more at a time, and cut off less often.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,6 +14,20 @@ namespace {
 
 constexpr int kMost = 16, kLines = 16, kColumns = 8;  // of one mma: most along k
 constexpr int kBits = 24;                             // behind the leading one of the largest addend
+
+// Of normal numbers, which all of these are: the library's ldexp and ilogb took most of the time of a product.
+double power_of_two(int exponent) {
+  const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
+  double power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+int exponent_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<int>(bits >> 52 & 2047u) - 1023;
+}
 
 int deep_of(Factors kind) { return kind == Factors::kTf32 ? 8 : 16; }
 int at_once_of(Factors kind) { return deep_of(kind) / 2; }  // products that are cut off together
@@ -28,29 +43,39 @@ double number_of(unsigned bits, Factors kind) {
   const int exponent = static_cast<int>(bits >> 10 & 31u);
   const double part = bits & 1023u;
   const double size = exponent == 31 ? (part != 0 ? std::numeric_limits<double>::quiet_NaN() : HUGE_VAL)
-      : exponent == 0 ? std::ldexp(part, -24) : std::ldexp(1024 + part, exponent - 25);
+      : exponent == 0 ? part * power_of_two(-24) : (1024 + part) * power_of_two(exponent - 25);
   return (bits & 0x8000u) != 0 ? -size : size;
 }
 
+// Towards 0.
 float cut(double value) {
-  const float near = static_cast<float>(value);
-  if (std::isinf(near) || std::isnan(near)) return near;
-  return std::fabs(static_cast<double>(near)) > std::fabs(value) ? std::nextafterf(near, 0.0f) : near;
+  float near = static_cast<float>(value);
+  if (!std::isfinite(near) || std::fabs(static_cast<double>(near)) <= std::fabs(value)) return near;
+  unsigned bits;
+  std::memcpy(&bits, &near, sizeof bits);
+  --bits;  // the next one below, of either sign
+  std::memcpy(&near, &bits, sizeof near);
+  return near;
 }
 
-float step(const double* products, int count, float sum) {
+template <int kCount>
+float step_of(const double* products, float sum) {
   double largest = std::fabs(sum), plain = sum;
-  for (int i = 0; i < count; ++i) {
-    largest = std::fmax(largest, std::fabs(products[i]));
+  for (int i = 0; i < kCount; ++i) {
+    largest = std::max(largest, std::fabs(products[i]));
     plain += products[i];
   }
   if (!std::isfinite(plain)) return static_cast<float>(plain);
   if (largest == 0.0) return static_cast<float>(plain);
-  const int scale = kBits - std::ilogb(largest);
-  const double up = std::ldexp(1.0, scale);
+  const int scale = kBits - exponent_of(largest);
+  const double up = power_of_two(scale);
   int64_t total = static_cast<int64_t>(sum * up);
-  for (int i = 0; i < count; ++i) total += static_cast<int64_t>(products[i] * up);
-  return cut(std::ldexp(static_cast<double>(total), -scale));
+  for (int i = 0; i < kCount; ++i) total += static_cast<int64_t>(products[i] * up);
+  return cut(static_cast<double>(total) * power_of_two(-scale));
+}
+
+float step(const double* products, Factors kind, float sum) {
+  return kind == Factors::kTf32 ? step_of<4>(products, sum) : step_of<8>(products, sum);
 }
 
 }  // namespace
@@ -74,7 +99,7 @@ void read_matrices(const Request* const* lanes) {
 void multiply_matrices(const Request* const* lanes) {
   const auto kind = static_cast<Factors>(lanes[0]->predicate);
   const int deep = deep_of(kind), at_once = at_once_of(kind), each = deep / 8;
-  double left[kLines][kMost], right[kMost][kColumns];
+  double left[kLines][kMost], right[kColumns][kMost];
   for (int lane = 0; lane < kWarp; ++lane) {
     const auto& given = *static_cast<const MatrixParts*>(lanes[lane]->in);
     for (int i = 0; i < each; ++i) {
@@ -84,7 +109,7 @@ void multiply_matrices(const Request* const* lanes) {
         left[lane / 4 + word % 2 * 8][k + word / 2 * deep / 2] = number_of(given.left[word] >> 16 * i & kept, kind);
       }
       for (int word = 0; word < 2; ++word) {
-        right[k + word * deep / 2][lane / 4] = number_of(given.right[word] >> 16 * i & kept, kind);
+        right[lane / 4][k + word * deep / 2] = number_of(given.right[word] >> 16 * i & kept, kind);
       }
     }
   }
@@ -95,8 +120,8 @@ void multiply_matrices(const Request* const* lanes) {
       const int line = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
       for (int first = 0; first < deep; first += at_once) {
         double products[kMost];
-        for (int k = 0; k < at_once; ++k) products[k] = left[line][first + k] * right[first + k][column];
-        *sum = step(products, at_once, *sum);
+        for (int k = 0; k < at_once; ++k) products[k] = left[line][first + k] * right[column][first + k];
+        *sum = step(products, kind, *sum);
       }
     }
   }
@@ -149,7 +174,7 @@ void multiply(int warp, const Product& product, Products& products) {
       for (int first = 0; first < deep; first += at_once) {
         double terms[kMost];
         for (int k = 0; k < at_once; ++k) terms[k] = left[line][first + k] * right[first + k];
-        sum = step(terms, at_once, sum);
+        sum = step(terms, product.kind, sum);
       }
     }
   }

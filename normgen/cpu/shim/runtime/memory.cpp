@@ -99,26 +99,40 @@ bool ordered_after_write(uint64_t stamp, uint64_t mine, int access) {
   return is_ordered(stamp, *machine.current);
 }
 
-// A second thread reads the byte: keep every reader, a mask per warp, until a barrier orders them.
-void add_reader(Block& block, size_t i, uint64_t mine) {
+// A second thread reads byte i, as part of what it reads up to `end`: keep every reader, a mask per warp, until a barrier
+// orders them. Bytes that were read by the same threads so far share what is kept. Returns the first byte that does not.
+size_t add_reader(Block& block, size_t i, size_t end, uint64_t mine) {
   Shadow& shadow = block.shadow;
-  const uint64_t old = shadow.read[i];
-  const Fiber& fiber = *machine.current;
-  const uint64_t clock = mine >> kStampShift;
-  if ((old & kThreadBits) != kManyReaders) {
-    shadow.readers[i] = static_cast<uint32_t>(block.readers.size());
-    block.readers.push_back(Readers{});
+  const uint64_t old = shadow.read[i], clock = mine >> kStampShift;
+  const bool is_many = (old & kThreadBits) == kManyReaders;
+  const uint32_t known = shadow.readers[i];
+  const auto is_alike = [&](size_t j) { return shadow.read[j] == old && (!is_many || shadow.readers[j] == known); };
+  size_t behind = i + 1;
+  while (behind < end && is_alike(behind)) ++behind;
+  uint32_t own = known;
+  if (!is_many || block.readers[known].first < i || block.readers[known].end > end) {  // others of its bytes are not read
+    own = static_cast<uint32_t>(block.readers.size());
+    block.readers.push_back(is_many ? block.readers[known] : Readers{});
     Readers& fresh = block.readers.back();
-    const int thread = static_cast<int>(old % kMaxThreads);
-    fresh.mask[thread / kWarp] = 1u << (thread % kWarp);
-    fresh.clock[thread / kWarp] = old >> kStampShift;
+    fresh.first = i;
+    fresh.end = behind;
+    if (!is_many) {
+      const int thread = static_cast<int>(old % kMaxThreads);
+      fresh.mask[thread / kWarp] = 1u << (thread % kWarp);
+      fresh.clock[thread / kWarp] = old >> kStampShift;
+    }
   }
-  Readers& readers = block.readers[shadow.readers[i]];
+  Readers& readers = block.readers[own];
+  const Fiber& fiber = *machine.current;
   const int warp = fiber.warp();
   if (readers.clock[warp] < fiber.warp_clock) readers.mask[warp] = 0;
   readers.mask[warp] |= 1u << fiber.lane();
   readers.clock[warp] = clock;
-  shadow.read[i] = clock << kStampShift | kManyReaders;
+  for (size_t j = i; j < behind; ++j) {
+    shadow.read[j] = clock << kStampShift | kManyReaders;
+    shadow.readers[j] = own;
+  }
+  return behind;
 }
 
 // A reader that the present thread has not been ordered after, or 0.
@@ -160,14 +174,15 @@ bool is_readable(const Block& block, size_t i, size_t bytes, int access, uintptr
 void check_shared_read(Block& block, size_t index, size_t bytes, int access, uintptr_t pc) {
   Shadow& shadow = block.shadow;
   const uint64_t mine = my_stamp();
-  for (size_t i = index; i < index + bytes; ++i) {
-    if (!is_readable(block, i, bytes, access, pc)) return;
-    if ((access & kAtomic) != 0) continue;
+  size_t end = index;
+  while (end < index + bytes && is_readable(block, end, bytes, access, pc)) ++end;
+  if ((access & kAtomic) != 0) return;
+  for (size_t i = index; i < end;) {
     const uint64_t read = shadow.read[i];
     if (read < block.barrier_clock << kStampShift || ((read ^ mine) & kThreadBits) == 0) {
-      shadow.read[i] = mine;
+      shadow.read[i++] = mine;
     } else {
-      add_reader(block, i, mine);
+      i = add_reader(block, i, end, mine);
     }
   }
 }

@@ -143,9 +143,10 @@ constexpr uint64_t kThreadBits = 0x3FFFF;
 constexpr uint64_t kManyReaders = 0x3FFFE;  // no thread has this number, nor the next: there are 255 blocks at most
 constexpr uint64_t kAsyncThread = 0x3FFFF;
 
-struct Readers {  // of one byte, when several threads of the block have read it since the last block barrier
+struct Readers {  // of bytes that several threads of the block have read since the last block barrier
   uint32_t mask[kMaxWarps];
   uint64_t clock[kMaxWarps];
+  size_t first, end;  // these bytes, less those that were read or written apart since
 };
 
 struct Shadow {
