@@ -167,7 +167,7 @@ def cross_entropy(
 def mean_of(losses: Tensor, target: Tensor, ignored: int) -> Tensor:
     """Of the losses of labels that count: without any NaN, with a gradient of 0."""
     total, count = losses.sum(), (target != ignored).sum()
-    if not total.requires_grad:
+    if not (total.requires_grad or torch.jit.is_tracing()):  # a trace is one for both
         return total / count
     # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
     return total.masked_fill(count == 0, 0.0) / count

@@ -187,8 +187,43 @@ def test_a_forward_that_a_class_is_given_later_is_run(monkeypatch: pytest.Monkey
     ng.replace(torch.nn.Sequential(module))
     want = module(x)
     plain = torch.nn.LayerNorm.forward
+    compiled = torch.compile(module, backend="eager")
+    torch.testing.assert_close(compiled(x), want)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: 2 * plain(self, x))
     torch.testing.assert_close(module(x), 2 * want)
+    torch.testing.assert_close(compiled(x), 2 * want)
+
+
+class InFloat32(torch.nn.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return torch.nn.functional.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).type_as(x)
+
+
+@pytest.mark.parametrize(("kind", "cols"), [(InFloat32, 3), (InFloat32, 48), (torch.nn.LayerNorm, 2)])
+@pytest.mark.parametrize("eps", [1e-12, 1e-6])
+def test_gradients_that_float32_has_few_digits_of_are_no_other_ones(kind: Any, cols: int, eps: float) -> None:
+    """Of level rows with a small eps, and of two columns, whose gradient is what eps leaves of it."""
+    if (cols, eps) == (2, 1e-12):
+        pytest.skip("float64 has none of it either")
+    assert list(ng.replace(torch.nn.Sequential(kind(cols, eps=eps))).replaced) == ["0"]
+
+
+class CutOutsideOfTraining(RoundedLast):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if self.training else x.detach())
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_gradients_that_a_norm_has_in_training_alone(is_training: bool) -> None:
+    model = torch.nn.Sequential(CutOutsideOfTraining(48)).train(is_training)
+    report = ng.replace(model)
+    assert list(report.replaced) == (["0"] if is_training else [])
+    x = torch.randn(3, 48, requires_grad=True)
+    for mode in (True, False):
+        model.train(mode)
+        (got,) = torch.autograd.grad(model(x).sum(), x, allow_unused=True)
+        assert (got is not None) is mode
 
 
 def test_a_trace_of_a_replaced_norm_is_the_modules_own(device: str) -> None:

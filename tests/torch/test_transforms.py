@@ -196,3 +196,10 @@ def test_a_trace_holds_for_all_sizes(device: str) -> None:
     for rows in (4, 9, 1):
         x = torch.randn(rows, 48, device=device)
         torch.testing.assert_close(traced(x, weight), rms_norm(x, weight, eps=1e-5))
+
+
+def test_a_trace_of_a_loss_is_one_with_a_gradient_and_without(device: str) -> None:
+    """torch checks a trace by another one, of tensors without a gradient."""
+    x, target = torch.randn(4, 48, device=device, requires_grad=True), torch.randint(0, 48, (4,), device=device)
+    traced = torch.jit.trace(ng.cross_entropy, (x, target))
+    torch.testing.assert_close(traced(x, target), ng.cross_entropy(x, target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from normgen.torch.replacing.probing import (
     OTHER_GRADIENTS,
     FailedError,
     copied,
+    gradients_of,
     is_close,
-    is_same_backward,
     names_read,
     telling_rows,
 )
@@ -197,14 +197,20 @@ class _Probe:
 
     def is_same_backward(self, mlp: GatedMlp, weights: dict[str, Tensor]) -> bool:
         order, rows = (mlp.gate, mlp.up, mlp.down), self.rows.clone().requires_grad_()
-        theirs = self.run(weights, torch.float64, rows)
+        both = self.runs(weights, torch.float64, rows)
         leaves = [rows, *(getattr(self.module, name).weight for name in order)]
         ours = [leaf.detach().clone().requires_grad_() for leaf in leaves]
         with torch.enable_grad():
-            return is_same_backward(_formula(mlp.function, *ours), ours, theirs, leaves)
+            made = _formula(mlp.function, *ours)
+        want = gradients_of(made, ours)
+        return all(all(map(is_close, want, gradients_of(theirs, leaves))) for theirs in both)
 
-    def run(self, weights: dict[str, Tensor], dtype: Any, rows: Tensor | None = None) -> Tensor:
-        """Its result in training, which is that outside of it; of `rows`, with what a backward pass needs."""
+    def run(self, weights: dict[str, Tensor], dtype: Any) -> Tensor:
+        """Its result in training, which is that outside of it."""
+        return self.runs(weights, dtype)[1]
+
+    def runs(self, weights: dict[str, Tensor], dtype: Any, rows: Tensor | None = None) -> Sequence[Tensor]:
+        """Its results outside of training and in it, which are the same; of `rows`, with what a backward pass needs."""
         for name, weight in weights.items():
             getattr(self.module, name).weight = torch.nn.Parameter(weight.to(dtype))
         x, found = self.rows.to(dtype) if rows is None else rows, []  # type: Tensor, list[Tensor]
@@ -221,7 +227,7 @@ class _Probe:
             raise FailedError("its forward does not give a row for each row")
         if not torch.equal(*found):
             raise FailedError("its forward does in training what it does not outside of it")
-        return found[1]
+        return found
 
     def reads(self, weights: dict[str, Tensor]) -> tuple[str, ...]:
         seen = names_read(self.module, lambda: self.run(weights, torch.float64))

@@ -60,7 +60,7 @@ class Forward(Patched):
             x = x.formed()
         norm, module, known = self.norm, self.module, self.module._parameters
         is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
-        if not is_traced and (torch._C._is_tracing() or type(module).forward is not self.plain):
+        if type(module).forward is not self.plain or (not is_traced and torch._C._is_tracing()):
             return self.original(x)
         lying = norm.lying
         if lying is not None and not lying.takes(x):
