@@ -745,6 +745,12 @@ def test_an_mlp_that_cuts_gradients_is_left() -> None:
         assert report.left["0"] == f"{type(module).__name__}: its gradients are not those of what its forward computes"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_mlp_is_found_under_autocast(dtype: Any) -> None:
+    with torch.autocast("cpu", dtype):
+        assert list(ng.replace(torch.nn.Sequential(Mlp()), products=True).replaced) == ["0"]
+
+
 def test_under_autocast_products_are_those_of_its_dtype() -> None:
     """Of float32 weights; on the CPU in bf16, which is left to torch: the operator itself is asked."""
     torch.manual_seed(1)

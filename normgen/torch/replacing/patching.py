@@ -339,5 +339,10 @@ def _examine(module: Module, told: Callable[[Module], Any] = told) -> Any:
 
     The caller's random numbers stay as they are.
     """
-    with torch.device("cpu"), torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+    with (
+        torch.device("cpu"),
+        torch.inference_mode(False),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+    ):
         return told(module)
