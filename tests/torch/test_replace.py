@@ -171,6 +171,26 @@ def test_a_forward_that_cuts_gradients_is_left(module: Any) -> None:
     assert report.left == {"0": f"{type(module).__name__}: its gradients are not those of what its forward computes"}
 
 
+class InPlace(Scale):
+    """For inference: autograd refuses a result that was changed behind what it saved."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32, copy=True)
+        wide.mul_(torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.small))
+        return (wide * self.scale).type_as(x)
+
+
+class OtherWithGrad(RoundedLast):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + float(torch.is_grad_enabled())
+
+
+def test_what_has_no_backward_pass_contradicts_none_and_what_computes_more_with_gradients_is_left() -> None:
+    report = ng.replace(torch.nn.Sequential(InPlace(48), OtherWithGrad(48)))
+    assert list(report.replaced) == ["0"]
+    assert list(report.left) == ["1"]
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_norm_is_found_in_any_mode_of_gradients(mode: Any) -> None:
     model = torch.nn.Sequential(RoundedLast(48))
@@ -224,6 +244,16 @@ def test_gradients_that_a_norm_has_in_training_alone(is_training: bool) -> None:
         model.train(mode)
         (got,) = torch.autograd.grad(model(x).sum(), x, allow_unused=True)
         assert (got is not None) is mode
+
+
+def test_a_norm_of_a_class_with_a_closure_for_a_forward_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.nn.LayerNorm.forward
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: plain(self, x))
+    module, x = torch.nn.LayerNorm(48), torch.randn(3, 48)
+    ng.replace(torch.nn.Sequential(module))
+    assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: 2 * plain(self, x))
+    assert torch.equal(copy.deepcopy(module)(x), 2 * plain(module, x))
 
 
 def test_a_trace_of_a_replaced_norm_is_the_modules_own(device: str) -> None:

@@ -731,6 +731,17 @@ def test_a_mode_of_functions_sees_the_modules_own_operations(calls: list[str]) -
     assert calls == ["swiglu"]
 
 
+def test_hooks_of_gradients_are_not_called_by_the_examination() -> None:
+    module = Mlp()
+    seen: list[str] = []
+    module.c.register_full_backward_hook(lambda *_: seen.append("after"))
+    module.c.register_full_backward_pre_hook(lambda *_: seen.append("before"))
+    assert list(ng.replace(torch.nn.Sequential(module), products=True).replaced) == ["0"]
+    assert seen == []
+    module(torch.randn(3, WIDTH, requires_grad=True)).sum().backward()
+    assert seen == ["before", "after"]
+
+
 def test_an_mlp_that_cuts_gradients_is_left() -> None:
     class Cut(Mlp):
         def forward(self, x: Any) -> Any:

@@ -97,11 +97,14 @@ class LayerForward(Patched):
             self.behind += [(function, n + 1) for group in layer.readers[by].groups for n in range(len(group))]
             if isinstance(reader, GatedForward):
                 self.behind.append((function, 2, reader.mlp.function))
-        self.__setstate__({})
+        self.make_operators()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A compiler that traces a call makes no operators: they are there before."""
-        self.__dict__.update(state)
+        super().__setstate__(state)
+        self.make_operators()
+
+    def make_operators(self) -> None:
+        """A compiler that traces a call makes none: they are there before."""
         for behind in self.behind:
             products_behind(*behind)
 

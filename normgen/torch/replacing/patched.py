@@ -28,6 +28,13 @@ class Patched:
         self.module, self.name, self.kind, self.plain = module, name, type(module), type(module).forward
         self.opened_in: dict[int, Any] = {}  # by threads: another one that calls it gets tensors
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With whether the class has `plain` still: what a class was given later need not be a function to pickle."""
+        return {**self.__dict__, "plain": self.is_as_its_class()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, plain=state["kind"].forward if state["plain"] else None)
+
     @property
     def opened(self) -> Any:
         return self.opened_in.get(_thread())

@@ -49,10 +49,11 @@ class Forward(Patched):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the operator, which remembers loaded kernels and belongs to nobody: for copies and pickles."""
-        return {name: value for name, value in self.__dict__.items() if name != "operator"}
+        return {name: value for name, value in super().__getstate__().items() if name != "operator"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, operator=state["norm"].operator, size=-1, seen=())
+        super().__setstate__(state)
+        self.operator, self.size, self.seen = self.norm.operator, -1, ()
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args

@@ -183,17 +183,25 @@ class _Probe:
                     yield name, order, *eps
 
     def is_same_backward(self, name: str, parameters: tuple[str, ...], eps: float) -> bool:
-        theirs, leaves = self.recorded(parameters)
-        ours = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        theirs = self.recorded()
+        rows, leaves = self.recording_rows(), {n: value.clone().requires_grad_() for n, value in self.values.items()}
         made = function(name).operator  # type: ignore[attr-defined]
         with torch.enable_grad():
-            return is_same_backward(made.decomposition(*ours, eps=eps, dtype=None), ours, theirs, leaves)
+            ours = made.decomposition(rows, *(leaves[n] for n in parameters), eps=eps, dtype=None)
+        return theirs is None or all(map(is_close, backward_of(ours, [rows, *leaves.values()]), theirs))
 
-    def recorded(self, parameters: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
-        """The module's own result, and its leaves: without level rows, where float32 gives gradients few digits."""
-        rows = self.rows[:, :4].clone().requires_grad_()
-        found = self.run(rows, torch.float64, records=True)
-        return found, [rows, *(getattr(self.module, p) for p in parameters)]
+    def recording_rows(self) -> Tensor:
+        """Without level rows, where float32 gives gradients few digits."""
+        return self.rows[:, :4].clone().requires_grad_()
+
+    def recorded(self) -> list[Tensor] | None:
+        """As `backward_of` the module; None of one that has no backward pass, and none that ours could contradict."""
+        rows = self.recording_rows()
+        try:
+            found = self.run(rows, torch.float64, records=True)
+            return backward_of(found, [rows, *(getattr(self.module, name) for name in self.names)])
+        except FailedError:
+            return None
 
     def run(self, rows: Tensor, dtype: Any, *, records: bool = False) -> Tensor:
         """The rows of the module's own result, its parameters in `dtype`; `records`: for a backward pass."""
@@ -259,12 +267,14 @@ class _Probe:
 
     def is_same_in_training(self) -> bool:
         """Whether the module's forward does in training what it does outside of it, and gives the same gradients."""
-        found, gradients = [], []
+        found, recorded = [], []
         for is_training in (not self.module.training, self.module.training):
             self.module.training = is_training
             found.append(self.run(self.rows, torch.float64))
-            gradients.append(gradients_of(*self.recorded(self.names)))
-        return bool(torch.equal(*found)) and all(map(is_close, *gradients))
+            recorded.append(self.recorded())
+        one, other = recorded
+        is_alike = one is other if one is None or other is None else all(map(is_close, one, other))
+        return bool(torch.equal(*found)) and is_alike
 
     def reads(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """The attributes of its class, and `training`, that the module's forward reads; those it asks for in vain; the
@@ -335,18 +345,14 @@ def is_close(ours: Tensor, theirs: Tensor, share: float = _SAME) -> bool:
     return bool(((ours - theirs).abs() <= share * scale + 1e-30).all())
 
 
-def is_same_backward(ours: Tensor, our_leaves: list[Tensor], theirs: Tensor, leaves: list[Tensor]) -> bool:
-    """Whether two results give their leaves the same gradients. Raises FailedError."""
-    return all(map(is_close, gradients_of(ours, our_leaves), gradients_of(theirs, leaves)))
-
-
-def gradients_of(result: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Of leaves towards some direction of the result; 0 of what is not recorded. Raises FailedError."""
+def backward_of(result: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """A result, and gradients of leaves towards some direction of it; 0 of what is not recorded. Raises FailedError."""
     if not result.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
+        return [result, *map(torch.zeros_like, leaves)]
     generator = torch.Generator(device="cpu").manual_seed(1)
     towards = torch.randn(result.shape, generator=generator, dtype=result.dtype, device="cpu")
     try:
-        return [*torch.autograd.grad(result, leaves, towards, allow_unused=True, materialize_grads=True)]
+        found = torch.autograd.grad(result, leaves, towards, allow_unused=True, materialize_grads=True)
     except Exception as error:
         raise FailedError(f"its backward pass does not run: {type(error).__name__}: {error}") from error
+    return [result.detach(), *found]
