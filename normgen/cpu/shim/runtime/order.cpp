@@ -26,20 +26,43 @@ bool covers(const Event& event, uint64_t thread) {
 }
 
 // Backwards from the reader's last event; an event older than the access cannot know of it.
-bool reaches(const Block& block, int from, uint64_t thread, uint64_t clock) {
-  std::vector<int> open{from};
-  std::vector<bool> seen(block.events.size(), false);
+bool search(const Block& block, int from, uint64_t thread, uint64_t clock) {
+  static std::vector<int> open;
+  static std::vector<uint64_t> seen;  // by events: the last search that came there
+  static uint64_t searches = 0;
+  ++searches;
+  if (seen.size() < block.events.size()) seen.resize(block.events.size(), 0);
+  open.assign(1, from);
   while (!open.empty()) {
     const int index = open.back();
     open.pop_back();
-    if (index < 0 || seen[index]) continue;
-    seen[index] = true;
+    if (index < 0 || seen[index] == searches) continue;
+    seen[index] = searches;
     const Event& event = block.events[index];
     if (event.time <= clock) continue;
     if (covers(event, thread)) return true;
     open.insert(open.end(), event.before.begin(), event.before.end());
   }
   return false;
+}
+
+struct Asked {
+  uint64_t event = 0, thread = 0, clock = 0;
+  bool reached = false;
+};
+
+// The bytes of a vector, and the lanes of a warp, ask the same. No two events have one time, and what an event knows of
+// stays as it is.
+bool reaches(const Block& block, int from, uint64_t thread, uint64_t clock) {
+  static Asked known[1 << 12];
+  if (from < 0) return false;
+  const uint64_t event = block.events[from].time;
+  const uint64_t mixed = (event * 0x9e3779b97f4a7c15u ^ clock) * 0xbf58476d1ce4e5b9u ^ thread * 0x94d049bb133111ebu;
+  Asked& last = known[mixed >> 52];
+  if (last.event != event || last.thread != thread || last.clock != clock) {
+    last = Asked{event, thread, clock, search(block, from, thread, clock)};
+  }
+  return last.reached;
 }
 
 }  // namespace
