@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from normgen.dtypes import F8E4M3, F8E8M0, F32, DType
@@ -70,7 +71,7 @@ class TensorUse:
             return 1
         return self.dtype.units(sizes.along("groups" if self.kind.by_group else self.axes[-1], self.group))
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """What its sizes in memory count."""
         return self.layout.axes if self.kind.is_groups else self.order or self.kind.axes

@@ -184,24 +184,31 @@ class _Watched(Schedule):
         vars(self).update(values=schedules.values, codes=(), read=set())
 
     def at(self, codes: list[int]) -> _Watched:
-        vars(self)["codes"] = codes
+        own = vars(self)
+        own["codes"], values = codes, own["values"]
+        for knob in own["read"]:
+            own[NAMES[knob]] = values[knob][codes[knob]]
         return self
 
     def varied(self, **knobs: Any) -> Schedule:
         return Schedule().varied(**{name: getattr(self, name) for name in NAMES} | knobs)
 
 
-def _noted(knob: int) -> property:
-    def value(self: Any) -> Any:
-        own = vars(self)
-        own["read"].add(knob)
-        return own["values"][knob][own["codes"][knob]]
+class _Noted:
+    """A knob that nobody has read yet; from then on it stands in the dict of what is watched, which comes first."""
 
-    return property(value)
+    def __init__(self, knob: int) -> None:
+        self.knob = knob
+
+    def __get__(self, watched: _Watched, _: type) -> Any:
+        own, knob = vars(watched), self.knob
+        own["read"].add(knob)
+        value = own[NAMES[knob]] = own["values"][knob][own["codes"][knob]]
+        return value
 
 
 for _knob, _name in enumerate(NAMES):
-    setattr(_Watched, _name, _noted(_knob))
+    setattr(_Watched, _name, _Noted(_knob))
 
 
 def with_default(legal: Sequence[Schedule], default: Schedule) -> Schedules:
