@@ -19,7 +19,7 @@ from normgen.measure import judge
 from normgen.measure.chains.chain import chain_modules
 from normgen.measure.chains.works import roof_modules
 from normgen.measure.isolation.start import Processes
-from normgen.measure.isolation.turns import device_name, turn
+from normgen.measure.isolation.turns import device_name, turn, turns_folder
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -27,7 +27,7 @@ from normgen.records.memory import KnownAnswers
 from normgen.records.place import Place
 from normgen.records.record import Record
 from normgen.records.results import Environment, KeptResults, canonical, results_path
-from normgen.records.winners import lookup, state_folder
+from normgen.records.winners import lookup
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space, with_default
 from normgen.tuning.campaign import Campaign
@@ -71,7 +71,7 @@ def measure_on_gpu(run: TuningRun, using: Processes) -> tuple[tuple[Record, ...]
         policy=policy,
         incumbent=incumbent,
         turn=lambda: turn(
-            device_name(using.post.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
+            device_name(using.post.index), turns_folder(), patience_s=lambda: run.clock.left_s, warn=run.note
         ),
     )
     campaign.ask_ahead()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ from normgen.errors import refusal_of
 _POLL_S = 0.02
 
 
+def turns_folder() -> Path:
+    """Of the machine: a run waits for all that time on the GPU, of other state folders and other users too."""
+    return Path(tempfile.gettempdir()) / "normgen-turns"
+
+
 @contextlib.contextmanager
 def turn(name: str, folder: Path, *, patience_s: Callable[[], float], warn: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of the device called `name`; a process that dies gives it back.
@@ -21,20 +27,33 @@ def turn(name: str, folder: Path, *, patience_s: Callable[[], float], warn: Call
     After `patience_s` without it the work goes on all the same, and `warn` gets a line that says so.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / f"{name}.lock").open("w")
+        lock = _opened(folder / f"{name}.lock")
     except OSError as error:
         warn(f"turns at {name} cannot be taken ({refusal_of(error)}): times may be disturbed")
         yield
         return
-    with file as lock:
+    try:
         deadline = time.monotonic() + max(0.0, patience_s())
-        while not _taken(lock.fileno()):
+        while not _taken(lock):
             if time.monotonic() > deadline:
                 warn(f"another process keeps {name} busy: times may be disturbed")
                 break
             time.sleep(_POLL_S)
         yield
+    finally:
+        os.close(lock)
+
+
+def _opened(file: Path) -> int:
+    """A file that anybody may lock; in a folder of everybody nothing is followed, waited for or written."""
+    with contextlib.suppress(FileExistsError):
+        file.parent.mkdir(parents=True)
+        file.parent.chmod(0o1777)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(file, flags)
+    except FileNotFoundError:  # asked for only then: systems refuse it for a file of another user in such a folder
+        return os.open(file, flags | os.O_CREAT, 0o666)
 
 
 def device_name(index: int) -> str:
