@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -61,6 +62,14 @@ def list_presets() -> dict[str, Path]:
     return {file.stem: file for file in sorted((builtin_folder() / "presets").glob("*.toml"))}
 
 
+def _file_of(name: str, folders: Sequence[str | Path] = ()) -> Path | None:
+    """As `list_specs` and then `list_presets` have it, without a look at all of them."""
+    for folder in (*map(Path, folders), builtin_folder(), builtin_folder() / "presets"):
+        if os.path.isfile(file := folder / f"{name}.toml"):  # Path.is_file raises for a name that is too long
+            return file
+    return None
+
+
 def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     """The checked spec of a TOML file, or of the built-in (or `folders`') spec, or the preset, of that name.
 
@@ -72,15 +81,14 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
 
     Raises UsageError for an unknown name, SpecError with file and line for a spec that is wrong.
     """
-    known = list_presets() | list_specs(folders)
     is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name
-    file = Path(path_or_name) if is_path else known.get(str(path_or_name))
+    file = Path(path_or_name) if is_path else _file_of(str(path_or_name), folders)
     if file is None:
         name = str(path_or_name)
         if "." in name:
             hint = "a spec file ends in .toml, a spec's name has no dot"
             raise UsageError("no such spec, and no spec file", received=name, hint=hint)
-        slip = did_you_mean(name, known).partition("known names: ")[0]
+        slip = did_you_mean(name, list_presets() | list_specs(folders)).partition("known names: ")[0]
         raise UsageError("unknown spec", received=name, hint=f"{slip}`normgen list` has all of them")
     spec = parse(read_text(file, what="spec"), file=str(file))
     if not is_path and spec.name != path_or_name:
@@ -112,7 +120,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def is_built_in(spec: Spec) -> bool:
     """Whether a spec of this name and meaning comes with normgen."""
-    file = (list_presets() | list_specs()).get(spec.name)
+    file = _file_of(spec.name)
     return file is not None and load(file).sha256 == spec.sha256
 
 

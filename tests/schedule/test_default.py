@@ -26,6 +26,7 @@ from normgen.studies.frozen.file import read_frozen
 from normgen.studies.frozen.first import scores
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import read_sweep
+from tests.samples import sized
 
 H200 = target("h200")
 SWEEPS = sorted((Path(__file__).parents[2] / "generated" / "sweeps").glob("*.jsonl.xz"))
@@ -43,10 +44,10 @@ def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None
 
 def test_the_default_is_of_the_shipped_winners_kind() -> None:
     """More than half cut rows as the winner does; on average threads of a row differ by less than a factor of 1.5."""
-    winners = [r for r in kept(shipped_folder() / "h200.jsonl") if r.measured]
+    winners = [r for r in kept(shipped_folder() / "h200.jsonl") if r.measured][:: sized(3, 1)]
     found = [(default_schedule(problem_of(r.problem, load(r.problem.op)), H200), r.schedule) for r in winners]
     threads = [(a.threads_per_row * a.row_blocks, b.threads_per_row * b.row_blocks) for a, b in found]
-    assert len(found) >= 200
+    assert len(found) >= sized(140, 400)
     assert sum(a == b for a, b in threads) >= 0.5 * len(found)
     assert statistics.mean(abs(math.log2(a / b)) for a, b in threads) < math.log2(1.5)
     assert sum(a.vector == b.vector for a, b in found) >= 0.6 * len(found)
