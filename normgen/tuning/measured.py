@@ -19,7 +19,7 @@ from normgen.measure import judge
 from normgen.measure.chains.chain import chain_modules
 from normgen.measure.chains.works import roof_modules
 from normgen.measure.isolation.start import Processes
-from normgen.measure.isolation.turns import device_name, turn, turns_folder
+from normgen.measure.isolation.turns import TURNS, device_name, turn
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -70,9 +70,7 @@ def measure_on_gpu(run: TuningRun, using: Processes) -> tuple[tuple[Record, ...]
         default=default,
         policy=policy,
         incumbent=incumbent,
-        turn=lambda: turn(
-            device_name(using.post.index), turns_folder(), patience_s=lambda: run.clock.left_s, warn=run.note
-        ),
+        turn=lambda: turn(device_name(using.post.index), TURNS, patience_s=lambda: run.clock.left_s, warn=run.note),
     )
     campaign.ask_ahead()
     run.begin("prepare data")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
-from normgen.measure.isolation.turns import turn, turns_folder
+from normgen.measure.isolation.turns import TURNS, turn
 
 
 def test_a_folder_that_takes_no_lock_costs_a_line_and_no_run(tmp_path: Path) -> None:
@@ -24,31 +25,35 @@ def test_a_folder_that_takes_no_lock_costs_a_line_and_no_run(tmp_path: Path) -> 
 
 HELD = """
 import sys
-from normgen.measure.isolation.turns import turn, turns_folder
-with turn("gpu-0", turns_folder(), patience_s=lambda: 0.0, warn=print):
+from normgen.measure.isolation.turns import TURNS, turn
+with turn(sys.argv[1], TURNS, patience_s=lambda: 0.0, warn=print):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def test_processes_of_other_state_folders_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_processes_of_other_state_and_temporary_folders_take_turns(tmp_path: Path) -> None:
+    name = f"gpu-{uuid.uuid4().hex}"
     own = {**os.environ, "TMPDIR": str(tmp_path), "NORMGEN_STATE_DIR": str(tmp_path / "another")}
     said: list[str] = []
     with subprocess.Popen(
-        [sys.executable, "-c", HELD], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HELD, name], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        for name in ("gpu-0", "gpu-1"):
-            with turn(name, turns_folder(), patience_s=lambda: 0.0, warn=said.append):
-                pass
-        assert said == ["another process keeps gpu-0 busy: times may be disturbed"]
+        with turn(name, TURNS, patience_s=lambda: 0.0, warn=said.append):
+            pass
+        assert said == [f"another process keeps {name} busy: times may be disturbed"]
         other.stdin.close()
-    with turn("gpu-0", turns_folder(), patience_s=lambda: 0.0, warn=said.append):
+    with turn(name, TURNS, patience_s=lambda: 0.0, warn=said.append):
         assert len(said) == 1
-    assert turns_folder().stat().st_mode & 0o7777 == 0o1777
+    (TURNS / f"{name}.lock").unlink()
+
+
+def test_the_folder_of_turns_is_everybodys(tmp_path: Path) -> None:
+    with turn("gpu-0", tmp_path / "turns", patience_s=lambda: 0.0, warn=print):
+        assert (tmp_path / "turns").stat().st_mode & 0o7777 == 0o1777
 
 
 @pytest.mark.parametrize("kind", ["a link", "a pipe"])

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from normgen.errors import refusal_of
 
+# Of the machine, whatever a process calls its folder for temporary files: a run waits for all that time on the GPU, of
+# other state folders and other users too.
+TURNS = Path("/tmp/normgen-turns")
 _POLL_S = 0.02
-
-
-def turns_folder() -> Path:
-    """Of the machine: a run waits for all that time on the GPU, of other state folders and other users too."""
-    return Path(tempfile.gettempdir()) / "normgen-turns"
 
 
 @contextlib.contextmanager
