@@ -145,7 +145,12 @@ class _Probe:
         ]
         if not close:
             return "its forward computes none of our norms"
-        alike = [one[:-1] for one in close if self.is_same_backward(*one[:2], one[-1])]
+        theirs = self.recorded()
+        alike = [
+            one[:-1]
+            for one in close
+            if theirs is None or all(map(is_close, self.our_backward(*one[:2], one[-1]), theirs))
+        ]
         if not alike:
             return OTHER_GRADIENTS
         dtypes = [{pair: dtype for pair in _PAIRS if (dtype := self.rounded(*one, pair))} for one in alike]
@@ -182,13 +187,12 @@ class _Probe:
                 for order in itertools.permutations(self.names):
                     yield name, order, *eps
 
-    def is_same_backward(self, name: str, parameters: tuple[str, ...], eps: float) -> bool:
-        theirs = self.recorded()
+    def our_backward(self, name: str, parameters: tuple[str, ...], eps: float) -> list[Tensor]:
         rows, leaves = self.recording_rows(), {n: value.clone().requires_grad_() for n, value in self.values.items()}
         made = function(name).operator  # type: ignore[attr-defined]
         with torch.enable_grad():
             ours = made.decomposition(rows, *(leaves[n] for n in parameters), eps=eps, dtype=None)
-        return theirs is None or all(map(is_close, backward_of(ours, [rows, *leaves.values()]), theirs))
+        return backward_of(ours, [rows, *leaves.values()])
 
     def recording_rows(self) -> Tensor:
         """Without level rows, where float32 gives gradients few digits."""
