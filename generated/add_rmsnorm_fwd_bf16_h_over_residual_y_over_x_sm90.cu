@@ -13,11 +13,10 @@
 //
 // spec      add_rmsnorm, sha256:7523c8f345c5255466b0cdbaa806711acbbf35d7619edb0c907922ee86dd60b5
 // tuned by  normgen 0.2.0
-//           normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 4096 rows, 26 families of rows, 8 values of scalars
-//           and other inputs, own pitches of x, residual; any value passes in 0.0056 to 0.01 of the elements, which
-//           have no finite bound; no call shows what depends on eps=0.000316228
+// verified  NVIDIA H200, driver for CUDA 13.0: 9 calls, 1 to 4096 rows, 26 families of rows, 8 values of scalars and
+//           other inputs, own pitches of x, residual; any value passes in 0.0056 to 0.0084 of the elements, which have
+//           no finite bound; no call shows what depends on eps=0.000316228
 //
 // all timed without rstd:
 //
@@ -26,13 +25,13 @@
 //   64 x 2880                block_per_row  256      1           8       2.103     5.801 / 3.701  704   81.6 %   1.00x       2.194     fresh
 //   64 x 3072                block_per_row  256      1           4       2.015     5.688 / 3.673  784   83.8 %   1.01x       2.103     fresh
 //   64 x 3584                block_per_row  256      1           4       2.155     5.912 / 3.744  855   79.7 %   1.02x       2.286     fresh
-//   1 x 4096                 block_per_row  512      1           8       1.849     4.563 / 2.714  22    84.9 %   1.03x       1.945     fresh
+//   1 x 4096                 block_per_row  256      1           8       1.691     4.403 / 2.712  24    90.6 %   1.13x       1.792     fresh
 //   16 x 4096                block_per_row  256      1           8       1.806     5.298 / 3.491  295   84.2 %   1.00x       1.903     fresh
-//   64 x 4096                block_per_row  256      1           8       2.051     5.822 / 3.769  1027  87.1 %   1.02x       2.53      fresh
+//   64 x 4096                block_per_row  256      1           8       1.984     5.755 / 3.771  1061  89.6 %   1.00x       2.203     fresh
 //   4096 x 4096              block_per_row  512      1           8       35.5      64.13 / 28.65  3781  97.5 %   1.18x       34.17     fresh
 //   64 x 5120                block_per_row  256      1           4       2.165     5.949 / 3.785  1216  84.4 %   1.00x       2.783     fresh
 //   1 x 7168                 block_per_row  256      1           8       2.036     5.105 / 3.069  35    66.5 %   1.17x       2.075     fresh
-//   16 x 7168                block_per_row  256      1           4       2.117     5.783 / 3.668  440   78.4 %   1.11x       2.602     fresh
+//   16 x 7168                block_per_row  256      1           4       2.114     5.754 / 3.634  441   78.5 %   1.03x       2.578     fresh
 //   64 x 7168                block_per_row  256      1           4       2.338     6.25 / 3.912   1576  84.9 %   1.02x       3.055     fresh
 //   4096 x 7168              block_per_row  256      1           4       51.11     112 / 60.82    4596  105.8 %  1.00x       58.73     fresh
 //   64 x 8192                block_per_row  512      1           8       2.426     6.428 / 4.002  1736  84.1 %   1.01x       2.912     fresh
@@ -45,7 +44,7 @@
 //           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: h 1, y 0.99. More than 1 is refused; rounding to 16 bits
+//           stored dtype, over adversarial rows, on the GPU: h 0, y 0.079. More than 1 is refused; rounding to 16 bits
 //           or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel with the sizes written out, with --template as it stands
@@ -584,9 +583,6 @@ struct Cols3072 : Plain { using Team = BroadcastBlock<256>;
 };
 struct Cols3584 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 3584, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
-};
-struct Cols4096_b5b1 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_e09f : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Store = Streaming; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -1159,7 +1155,7 @@ inline constexpr Tuned kTuned[] = {
     {  64, 2880, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols2880>>}},
     {  64, 3072,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols3072>>}},
     {  64, 3584,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_5be7<Cols3584>>}},
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_b5b1>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_e09f>>}},
     {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_e09f>>}},
     {  64, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_97f7>>}},
     {4096, 4096, 16, 0u, 2u, false, {{512, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_8887<Cols4096_d5ea>>}},

@@ -19,19 +19,19 @@
 // all timed without h and residual and rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   32 x 128                 warp_per_row   128      8           4       1.518     4.724 / 3.205  11    79.5 %   1.04x       1.612     fresh
+//   32 x 128                 warp_per_row   64       8           8       1.164     3.671 / 2.505  14    76.6 %   1.09x       1.183     fresh
 //   2048 x 128               warp_per_row   256      32          8       1.534     5.042 / 3.508  684   85.6 %   1.07x       1.833     fresh
 //   131072 x 128             warp_per_row   128      16          8       13.13     37.69 / 24.59  5111  99.7 %   1.11x       18.2      fresh
 //   32 x 256                 warp_per_row   128      8           8       1.186     4.286 / 3.101  28    89.2 %   1.06x       1.245     fresh
 //   2048 x 256               warp_per_row   256      16          8       1.719     5.386 / 3.664  1220  83.3 %   1.06x       1.939     fresh
 //   131072 x 256             warp_per_row   128      8           8       26.53     80.85 / 54.33  5059  103.2 %  1.02x       34.71     fresh
-//   1 x 1152                 block_per_row  128      1           4       1.509     4.333 / 2.822  5     85.0 %   1.01x       1.722     fresh
+//   1 x 1152                 block_per_row  256      1           4       1.175     3.297 / 2.121  6     82.1 %   1.20x       1.204     fresh
 //   64 x 1152                block_per_row  256      1           4       1.539     4.851 / 3.311  193   82.2 %   1.00x       1.694     fresh
 //   4096 x 1152              warp_per_row   128      4           4       4.36      12.47 / 8.092  4330  88.9 %   1.04x       6.312     fresh
-//   1 x 2304                 block_per_row  128      1           4       1.781     4.848 / 3.066  8     79.1 %   1.00x       1.98      fresh
+//   1 x 2304                 block_per_row  256      1           4       1.251     3.633 / 2.381  11    86.1 %   1.03x       1.621     fresh
 //   64 x 2304                block_per_row  256      1           4       1.653     5.06 / 3.41    360   76.8 %   1.02x       1.909     fresh
 //   4096 x 2304              warp_per_row   64       2           8       6.928     21.96 / 15.05  5449  103.1 %  1.11x       10.89     fresh
-//   1 x 2560                 block_per_row  256      1           4       1.568     4.611 / 3.044  10    90.0 %   1.03x       1.815     fresh
+//   1 x 2560                 block_per_row  256      1           4       1.254     3.643 / 2.388  12    86.2 %   1.05x       1.648     fresh
 //   64 x 2560                block_per_row  128      1           4       1.637     5.125 / 3.481  403   78.5 %   1.03x       1.875     fresh
 //   4096 x 2560              block_per_row  64       1           4       8.611     24.3 / 15.69   4871  101.4 %  1.03x       12.09     fresh
 //   1 x 3584                 block_per_row  256      1           4       1.307     3.793 / 2.487  16    85.3 %   1.02x       1.534     fresh
@@ -40,7 +40,7 @@
 //   1 x 3840                 block_per_row  256      1           4       1.31      3.806 / 2.495  18    87.5 %   1.04x       1.547     fresh
 //   64 x 3840                block_per_row  256      1           4       1.71      5.225 / 3.516  579   76.0 %   1.03x       2.044     fresh
 //   4096 x 3840              block_per_row  64       1           4       12.55     35.42 / 22.86  5015  104.4 %  1.19x       17.81     fresh
-//   1 x 4608                 block_per_row  256      1           4       1.74      5.146 / 3.404  16    89.5 %   1.11x       1.936     fresh
+//   1 x 4608                 block_per_row  256      1           4       1.344     4.065 / 2.722  21    88.8 %   1.21x       1.903     fresh
 //   64 x 4608                block_per_row  256      1           4       1.755     5.285 / 3.531  677   75.8 %   1.12x       1.977     fresh
 //   4096 x 4608              block_per_row  256      4           4       15.69     44.77 / 29.06  4811  105.2 %  1.21x       20.65     fresh
 //   1 x 5376                 block_per_row  256      1           4       1.413     4.187 / 2.774  23    86.2 %   1.10x       1.657     fresh
@@ -588,8 +588,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols128_4c0f : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate;
-  enum : int { kCols = 128, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols128_7cad : Plain { using Team = Lanes<8, 8>;
+  enum : int { kCols = 128, kThreads = 64, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols128_187a : Plain { using Team = Lanes<8, 32>;
   enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1 };
@@ -606,17 +606,14 @@ struct Cols256_2f17 : Plain { using Team = Lanes<16, 16>; using Load = NoAllocat
 struct Cols256_ad4d : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Order = LastRowsFirst;
   enum : int { kCols = 256, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1152_e126 : Plain { using Team = BroadcastBlock<128>;
-  enum : int { kCols = 1152, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
-};
 struct Cols1152_8378 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
   enum : int { kCols = 1152, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols1152_6ff3 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 1152, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols2304_ad7c : Plain { using Team = Block<128>; using Params = Ahead;
-  enum : int { kCols = 2304, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols2304_57a3 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 2304, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols2304_79d9 : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 2304, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -650,9 +647,6 @@ struct Cols3840_23d0 : Plain { using Team = BroadcastBlock<256>; using Load = Ev
 };
 struct Cols3840_418c : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 3840, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
-};
-struct Cols4608_2303 : Plain { using Team = BroadcastBlock<256>;
-  enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4608_5089 : Plain { using Team = BroadcastBlock<256>; using Division = RemainderDivision;
   enum : int { kCols = 4608, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
@@ -1704,8 +1698,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {    32,  128,  8, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_4c0f>>}},
+    {    32,  128, 16, 1u, 3u, false, {{64, 8}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_7cad>>}},
     {  2048,  128, 16, 1u, 3u, false, {{256, 32}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols128_187a>>}},
     {131072,  128, 16, 1u, 3u, false, {{128, 16}, run_without_h_without_residual<
@@ -1716,14 +1710,14 @@ inline constexpr Tuned kTuned[] = {
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_without_rstd_team_per_row<Cols256_2f17>>}},
     {131072,  256, 16, 1u, 3u, false, {{128, 8}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols256_ad4d>>}},
-    {     1, 1152,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_e126>>}},
+    {     1, 1152,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_8378>>}},
     {    64, 1152,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols1152_8378>>}},
     {  4096, 1152,  8, 1u, 3u, false, {{128, 4, false, 0, 0, 4}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols1152_6ff3>>}},
-    {     1, 2304,  8, 1u, 3u, false, {{128}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_ad7c>>}},
+    {     1, 2304,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_57a3>>}},
     {    64, 2304,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols2304_79d9>>}},
     {  4096, 2304, 16, 1u, 3u, false, {{64, 2, false, 0, 0, 8}, run_without_h_without_residual<
@@ -1747,7 +1741,7 @@ inline constexpr Tuned kTuned[] = {
     {  4096, 3840,  8, 1u, 3u, false, {{64, 1, false, 0, 0, 8}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_5b19<Cols3840_418c>>}},
     {     1, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
-     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_2d0a<Cols4608_2303>>}},
+     gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols4608_5089>>}},
     {    64, 4608,  8, 1u, 3u, false, {{256}, run_without_h_without_residual<
      gemma_rmsnorm_fwd_bf16_without_h_without_residual_team_per_row_a2a9<Cols4608_5089>>}},
     {  4096, 4608,  8, 1u, 3u, false, {{256, 4, false, 0, 0, 2}, run_without_h_without_residual<

@@ -19,7 +19,7 @@
 //   rows x cols                  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   64 x 384 no mean no rstd     warp_per_row     128      8           4       1.401     4.553 / 3.152  71    82.4 %   1.24x       1.682     fresh
 //   4096 x 384 no mean no rstd   warp_per_row     256      8           4       2.534     7.401 / 4.866  2484  82.3 %   1.05x       3.178     fresh
-//   64 x 512 no mean no rstd     block_per_row    128      1           4       1.878     5.742 / 3.864  71    79.9 %   1.03x       1.904     fresh
+//   64 x 512 no mean no rstd     warp_per_row     128      4           4       1.478     4.655 / 3.18   90    80.9 %   1.06x       1.633     fresh
 //   4096 x 512 no mean no rstd   warp_per_row     256      8           8       2.939     8.277 / 5.332  2855  83.5 %   1.06x       3.575     fresh
 //   64 x 768 no mean no rstd     warp_per_row     128      4           4       1.654     4.868 / 3.209  121   76.4 %   1.12x       1.814     fresh
 //   4096 x 768 no mean no rstd   warp_per_row     128      4           4       3.604     10.2 / 6.598   3492  80.2 %   1.11x       5.21      fresh
@@ -33,7 +33,7 @@
 //   4096 x 1152 no mean no rstd  warp_per_row     32       1           4       4.92      13.19 / 8.259  3837  77.0 %   1.03x       6.506     fresh
 //   64 x 1280 no mean no rstd    block_per_row    64       1           4       1.765     5.091 / 3.325  189   70.0 %   1.02x       1.921     fresh
 //   4096 x 1280 no mean no rstd  warp_per_row     32       1           4       5.19      14.09 / 8.886  4042  74.6 %   1.09x       7.095     fresh
-//   64 x 1600 no mean no rstd    block_per_row    256      1           4       2.448     6.46 / 4.011   170   67.1 %   1.00x       2.48      fresh
+//   64 x 1600 no mean no rstd    block_per_row    256      1           4       1.799     5.196 / 3.398  231   70.8 %   1.11x       2.439     fresh
 //   4096 x 1600 no mean no rstd  block_per_row    128      2           4       6.324     17.05 / 10.72  4146  76.8 %   1.47x       9.22      fresh
 //   64 x 2560 no mean no rstd    block_per_row    128      1           4       1.847     5.294 / 3.438  360   70.0 %   1.01x       2.063     fresh
 //   4096 x 2560 no mean no rstd  warp_per_row     64       2           8       8.805     24.79 / 15.97  4765  97.9 %   1.08x       12.25     fresh
@@ -802,7 +802,6 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kUnit          elements: a row's first vector starts at a multiple of them
 // kFirstInside   first step whose windows of parameters begin within these
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kFullSteps     steps in which each thread has a vector
 // kCluster       blocks that share a row
 // kUnroll        steps that a loop does in a trip
 struct Cols384_ba74 : Plain { using Team = Lanes<16, 8>; using Params = Ahead;
@@ -811,8 +810,8 @@ struct Cols384_ba74 : Plain { using Team = Lanes<16, 8>; using Params = Ahead;
 struct Cols384_3a43 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
   enum : int { kCols = 384, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols512_a08c : Plain { using Team = BroadcastBlock<128>; using Params = Ahead;
-  enum : int { kCols = 512, kThreads = 128, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
+struct Cols512_3abe : Plain { using Team = Lanes<32, 4>; using Params = Ahead;
+  enum : int { kCols = 512, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols512_23c7 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
   enum : int { kCols = 512, kThreads = 256, kVector = 8, kEarlyParams = 1 };
@@ -854,7 +853,7 @@ struct Cols1280_8a57 : Plain { using Team = BroadcastBlock<64>; using Load = NoA
 struct Cols1280_ddb1 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 1280, kThreads = 32, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols1600_4ded : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+struct Cols1600_6cb1 : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 1600, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols1600_3b7c : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
@@ -930,6 +929,16 @@ struct Pass1_add0 {  // state of pass 1: sum(x), sum(x**2)
   }
 };
 
+struct Pass2_f298 {  // state of pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Pass2_f298 combine(const Pass2_f298& a, const Pass2_f298& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Pass2_f298 shuffle_xor(const Pass2_f298& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
 struct Pass2_3142 {  // state of pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
   float x_shifted_sum, x_shifted_squares;
   static __device__ __forceinline__ Pass2_3142 combine(const Pass2_3142& a, const Pass2_3142& b) {
@@ -947,16 +956,6 @@ struct Pass2_45b3 {  // state of pass 2: sum(x_minus_mean**2)
   }
   static __device__ __forceinline__ Pass2_45b3 shuffle_xor(const Pass2_45b3& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
-  }
-};
-
-struct Pass2_f298 {  // state of pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
-  float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Pass2_f298 combine(const Pass2_f298& a, const Pass2_f298& b) {
-    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-  }
-  static __device__ __forceinline__ Pass2_f298 shuffle_xor(const Pass2_f298& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
 
@@ -1236,7 +1235,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_df99(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_1d9d(
+layernorm_fwd_bf16_team_per_row_86c0(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1260,7 +1259,7 @@ layernorm_fwd_bf16_team_per_row_1d9d(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
-  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
+  __shared__ typename Team::template Slots<Pass2_f298> pass2_slots;
 
   const int row_thread = Team::row_thread();
   const int first_col = row_thread * kVector;  // of this thread's first vector
@@ -1278,6 +1277,7 @@ layernorm_fwd_bf16_team_per_row_1d9d(
   Chain::wait();  // what follows may read what earlier kernels in the stream wrote
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
   Team::announce();
 
   // Read the row of x once; it waits in registers.
@@ -1314,7 +1314,8 @@ layernorm_fwd_bf16_team_per_row_1d9d(
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
         pass1_x_rough_sum[i % kRunningSums] += x_i;
         pass1_x_squares[i % kRunningSums] += x_i * x_i;
       }
@@ -1328,20 +1329,21 @@ layernorm_fwd_bf16_team_per_row_1d9d(
   const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
   const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
 
-  Pass2_3142 pass2 = {0.0f, 0.0f};
+  Pass2_f298 pass2 = {0.0f, 0.0f};
   // several: shorter chains of additions, fewer roundings each
   float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    // Pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = row_thread + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          const float x_i = x_floats[step][i];
+          const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
+          pass2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
+          pass2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
         }
       }
     }
@@ -1374,9 +1376,9 @@ layernorm_fwd_bf16_team_per_row_1d9d(
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float bias_i = element(bias_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1999,6 +2001,161 @@ layernorm_fwd_bf16_team_per_row_b439(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_1d9d(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  using Order = typename Config::Order;
+  using Division = typename Config::Division;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
+  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
+
+  const int row_thread = Team::row_thread();
+  const int first_col = row_thread * kVector;  // of this thread's first vector
+  const int block_row = Team::block_row();  // this thread's row within the block
+  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + valid_row * y_pitch;
+  const bfloat16* x_row = x + valid_row * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
+  Chain::at_start();
+  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // Read the row of x once; it waits in registers.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  // several: shorter chains of additions, fewer roundings each
+  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
+
+  // Pass 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        pass1_x_rough_sum[i % kRunningSums] += x_i;
+        pass1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
+  Team::meet();
+  pass1 = Team::reduce(pass1, pass1_slots);
+  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
+  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
+
+  Pass2_3142 pass2 = {0.0f, 0.0f};
+  // several: shorter chains of additions, fewer roundings each
+  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = row_thread + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
+      }
+    }
+
+    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
+    pass2 = Team::reduce(pass2, pass2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    pass2.x_shifted_sum = 0.0f;
+    pass2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = Division::of(row_var_sum, kCols);
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (row_thread == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last pass: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = row_thread + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 layernorm_fwd_bf16_team_per_row_cf82(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
@@ -2379,161 +2536,6 @@ layernorm_fwd_bf16_team_per_row_5136(
 }
 
 // layernorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_d920(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  using Order = typename Config::Order;
-  using Division = typename Config::Division;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
-      kFullSteps = kVectors / kThreadsPerRow;
-  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
-  __shared__ typename Team::template Slots<Pass2_3142> pass2_slots;
-
-  const int row_thread = Team::row_thread();
-  const int first_col = row_thread * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + valid_row * y_pitch;
-  const bfloat16* x_row = x + valid_row * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // Read the row of x once; it waits in registers.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (step < kFullSteps || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = row_thread + step * kThreadsPerRow;
-      if (step < kFullSteps || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  // several: shorter chains of additions, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
-
-  // Pass 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (step < kFullSteps || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        pass1_x_rough_sum[i % kRunningSums] += x_i;
-        pass1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
-  Team::meet();
-  pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
-  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
-
-  Pass2_3142 pass2 = {0.0f, 0.0f};
-  // several: shorter chains of additions, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
-  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Pass 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = row_thread + step * kThreadsPerRow;
-      if (step < kFullSteps || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          pass2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          pass2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-        }
-      }
-    }
-
-    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
-    pass2 = Team::reduce(pass2, pass2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    pass2.x_shifted_sum = 0.0f;
-    pass2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = Division::of(row_var_sum, kCols);
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (row_thread == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last pass: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (step < kFullSteps || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
 // The last rows come first: of an input larger than L2 it still holds those.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
@@ -2757,164 +2759,6 @@ layernorm_fwd_bf16_team_per_row_05fc(
     }
 
     parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-layernorm_fwd_bf16_team_per_row_86c0(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  using Order = typename Config::Order;
-  using Division = typename Config::Division;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Pass1_add0> pass1_slots;
-  __shared__ typename Team::template Slots<Pass2_f298> pass2_slots;
-
-  const int row_thread = Team::row_thread();
-  const int first_col = row_thread * kVector;  // of this thread's first vector
-  const int block_row = Team::block_row();  // this thread's row within the block
-  const int row = Order::tile(Team::tile(), (rows - 1) / kRowsPerBlock) * kRowsPerBlock + block_row;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // threads past the last row redo it and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + valid_row * y_pitch;
-  const bfloat16* x_row = x + valid_row * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // what follows may read what earlier kernels in the stream wrote
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // Read the row of x once; it waits in registers.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + first_col + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = row_thread + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-        bias_held[step] = read<kVector>(bias + first_col + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  // several: shorter chains of additions, fewer roundings each
-  float pass1_x_rough_sum[kRunningSums] = {}, pass1_x_squares[kRunningSums] = {};
-
-  // Pass 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        pass1_x_rough_sum[i % kRunningSums] += x_i;
-        pass1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  Pass1_add0 pass1 = {sum_in_pairs(pass1_x_rough_sum), sum_in_pairs(pass1_x_squares)};
-  Team::meet();
-  pass1 = Team::reduce(pass1, pass1_slots);
-  const float row_x_rough_mean = Division::of(pass1.x_rough_sum, kCols);
-  const float row_x_left = pass1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * pass1.x_squares;
-
-  Pass2_f298 pass2 = {0.0f, 0.0f};
-  // several: shorter chains of additions, fewer roundings each
-  float pass2_x_shifted_sum[kRunningSums] = {}, pass2_x_shifted_squares[kRunningSums] = {};
-  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Pass 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = row_thread + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = x_floats[step][i];
-          const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
-          pass2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
-          pass2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
-        }
-      }
-    }
-
-    pass2 = {sum_in_pairs(pass2_x_shifted_sum), sum_in_pairs(pass2_x_shifted_squares)};
-    pass2 = Team::reduce(pass2, pass2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    pass2.x_shifted_sum = 0.0f;
-    pass2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = Division::of(pass2.x_shifted_sum, kCols);
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(pass2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = Division::of(row_var_sum, kCols);
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (row_thread == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last pass: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = row_thread + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + first_col + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + first_col + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + first_col + step * kStride, y_vec);
-    }
   }
 
   Chain::at_end();
@@ -3430,7 +3274,7 @@ inline constexpr Tuned kTuned[] = {
     {   64,   384,  8,  0u, 12u, false, {{128, 8}, run<layernorm_fwd_bf16_team_per_row_59f9<Cols384_ba74>>}},
     { 4096,   384,  8, 12u, 12u, false, {{256, 8}, run_without_mean_without_rstd<
      layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_df99<Cols384_3a43>>}},
-    {   64,   512,  8,  0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_1d9d<Cols512_a08c>>}},
+    {   64,   512,  8,  0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_86c0<Cols512_3abe>>}},
     { 4096,   512, 16, 12u, 12u, false, {{256, 8}, run_without_mean_without_rstd<
      layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_6d37<Cols512_23c7>>}},
     {   64,   768,  8,  0u, 12u, false, {{128, 4}, run<layernorm_fwd_bf16_team_per_row_a359<Cols768_2437>>}},
@@ -3453,7 +3297,7 @@ inline constexpr Tuned kTuned[] = {
     {   64,  1280,  8,  0u, 12u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_a359<Cols1280_8a57>>}},
     { 4096,  1280,  8,  0u, 12u, false, {{32, 1, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_bfdc<Cols1280_ddb1>>}},
-    {   64,  1600,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_d920<Cols1600_4ded>>}},
+    {   64,  1600,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_59f9<Cols1600_6cb1>>}},
     { 4096,  1600,  8,  0u, 12u, false, {{128, 2}, run<layernorm_fwd_bf16_team_per_row_a359<Cols1600_3b7c>>}},
     {   64,  2560,  8,  0u, 12u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_a359<Cols2560_a29f>>}},
     { 4096,  2560, 16,  0u, 12u, false, {{64, 2, false, 0, 0, 8},
