@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from normgen.cuda.driver import OnDevice, check, driver
+from normgen.cuda.driver import OnDevice, RelaxedCapture, check, driver
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Stream
 
@@ -96,18 +96,3 @@ def _give(lent: _Lent, capture: Capture) -> None:
     _lent.append(lent)
     move = int(bindings.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE)
     check(bindings.cuGraphRetainUserObject(capture.graph, owner, 1, move), "let a graph keep a workspace")
-
-
-class RelaxedCapture:
-    """Inside, this thread may allocate and synchronize while streams are captured, as torch captures forbid."""
-
-    def __enter__(self) -> None:
-        modes = driver().CUstreamCaptureMode
-        self._mode = _exchange(modes.CU_STREAM_CAPTURE_MODE_RELAXED)
-
-    def __exit__(self, *_: object) -> None:
-        _exchange(self._mode)
-
-
-def _exchange(mode: Any) -> Any:
-    return check(driver().cuThreadExchangeStreamCaptureMode(mode), "change how a thread meets captures")

@@ -199,3 +199,21 @@ class OnDevice:
     def __exit__(self, *_: object) -> None:
         if self._is_pushed:
             check(self._bindings.cuCtxPopCurrent(), "restore the thread's context")
+
+
+class RelaxedCapture:
+    """Inside, this thread may allocate, free, load and synchronize while streams are captured.
+
+    A capture of torch's kind takes any of these, by whatever thread, for an error of its own, and is lost.
+    """
+
+    def __enter__(self) -> None:
+        modes = driver().CUstreamCaptureMode
+        self._mode = _exchange(modes.CU_STREAM_CAPTURE_MODE_RELAXED)
+
+    def __exit__(self, *_: object) -> None:
+        _exchange(self._mode)
+
+
+def _exchange(mode: Any) -> Any:
+    return check(driver().cuThreadExchangeStreamCaptureMode(mode), "change how a thread meets captures")

@@ -17,7 +17,7 @@ from typing import Any
 
 from normgen.codegen.module import KernelEntry, Launch, Module, Param, Source, inverse_of
 from normgen.cuda.cubin import Cubin, entries_of, symbol_of
-from normgen.cuda.driver import OnDevice, check, driver, sm_count
+from normgen.cuda.driver import OnDevice, RelaxedCapture, check, driver, sm_count
 from normgen.cuda.stream import Stream
 from normgen.errors import NormgenError
 
@@ -164,7 +164,7 @@ class LoadedModule:
     def __init__(self, module: Module, cubin: Cubin, *, device: int = 0, dependent_launch: bool = False) -> None:
         self.module, self.cubin, self.device = module, cubin, device
         bindings = driver()
-        with OnDevice(device):
+        with OnDevice(device), RelaxedCapture():  # a first call may be one that is captured
             self._handle = check(bindings.cuModuleLoadData(cubin.data), "load the cubin")
             try:
                 self.kernels = tuple(
@@ -183,7 +183,7 @@ class LoadedModule:
         """Unload the module; nothing of it may run or be launched any more."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            with OnDevice(self.device):
+            with OnDevice(self.device), RelaxedCapture():
                 check(driver().cuModuleUnload(handle), "unload a module")
 
     def __del__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from normgen.cuda.driver import OnDevice, check, driver
+from normgen.cuda.driver import OnDevice, RelaxedCapture, check, driver
 from normgen.errors import UsageError
 
 
@@ -19,7 +19,10 @@ class Owned:
     def close(self) -> None:
         handle, self.handle = self.handle, 0
         if handle:
-            with OnDevice(self.device):
+            with (
+                OnDevice(self.device),
+                RelaxedCapture(),
+            ):  # garbage is collected amid captures, too
                 check(getattr(driver(), self._destroy)(handle), f"accept {self._destroy}")
 
     def __enter__(self) -> Self:

@@ -17,8 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from normgen.cuda.captured import RelaxedCapture
-from normgen.cuda.driver import context_of, device_of
+from normgen.cuda.driver import RelaxedCapture, context_of, device_of
 from normgen.errors import UsageError
 from normgen.operators.forms import spec_of_operator
 from normgen.operators.launch import handle

@@ -230,6 +230,59 @@ for name, array in out.items():
 """)
 
 
+GARBAGE = {
+    "memory": "DeviceBuffer(1 << 20)",
+    "event": "Event()",
+    "stream": "Stream()",
+    "graph": "Graph.capture(aside, lambda: made.buffer.fill(0, stream=aside))",
+    "module": "LoadedModule(handle.module, handle._bound.loaded.cubin)",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_that_is_collected_while_torch_captures_is_freed_and_leaves_the_capture_alone(kind: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    run(f"""
+import torch
+from normgen.cuda.launch import LoadedModule
+from normgen.cuda.stream import Event
+handle, made, aside = backward(), DeviceArray((8,), "f32"), Stream()
+x = torch.zeros(8, device="cuda")
+gc.disable()
+before = len(alive)
+cycle = [{GARBAGE[kind]}]
+cycle.append(cycle)
+assert len(alive) > before
+del cycle
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):  # in global mode
+    x += 1
+    gc.collect()
+    x += 1
+assert len(alive) == before
+graph.replay()
+assert x.tolist() == [2] * 8
+""")
+
+
+@pytest.mark.gpu
+def test_torch_captures_the_first_call_of_a_function() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    run("""
+import torch
+import normgen.torch as ng
+x = torch.randn(64, 512, device="cuda")
+weight = torch.randn(512, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):  # in global mode: no module is loaded by anybody
+    y = ng.rms_norm(x, weight, eps=1e-6)
+graph.replay()
+want = torch.nn.functional.rms_norm(x, (512,), weight, 1e-6)
+assert torch.allclose(y, want, rtol=1e-5, atol=1e-5)
+""")
+
+
 @pytest.mark.gpu
 def test_ten_thousand_handles_of_ten_kernels_take_the_memory_of_ten() -> None:
     told = run("""
