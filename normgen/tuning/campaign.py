@@ -177,8 +177,9 @@ class Campaign(Hearing):
         self._tell_progress()
 
     def _taken_over(self, state: Candidate) -> Candidate:
-        """What another process measured while this one waited for its turn; known times as this run would take them."""
-        if isinstance(state, Built) and (known := self.run.recall(state, self.builder.text_of)) is not None:
+        """What another process found out while this one waited for its turn; known times are scaled to this run's."""
+        is_new = not (isinstance(state, Timed | Failed) and state.known)
+        if is_new and (known := self.run.recall(state, self.builder.text_of)) is not None:
             state = state.known_as(known)
         if isinstance(state, Timed) and state.known is not None:
             then, now = reference_us(state.known, self.default_text), self.standings.baseline_us

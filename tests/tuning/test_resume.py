@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -21,14 +22,16 @@ from normgen.measure.timing import Policy
 from normgen.records.place import Place
 from normgen.records.record import Outcome, Record
 from normgen.records.winners import read, state_folder
+from normgen.schedule.schedule import Schedule
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.measured import memory_of
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import open_run
+from normgen.tuning.search.search import Search
 from tests.measure.simulated import problem
 from tests.samples import is_full, sized
 from tests.tuning.test_campaign import BY_KEY, SimulatedBench, campaign_on
-from tests.tuning.test_search import DEFAULT, truth
+from tests.tuning.test_search import DEFAULT, LEGAL, PREDICTED, truth
 
 TRIALS = 48
 KILLS = sized(4, 20)
@@ -193,6 +196,42 @@ def test_two_processes_on_one_problem_share_their_results(tmp_path: Path) -> Non
     assert not reading.damaged
     assert len(reading.records) == len({r.schedule for r in reading.records}) >= TRIALS - 2  # but for failed launches
     assert results[0]["us"] == pytest.approx(results[1]["us"], rel=0.06)
+
+
+def test_what_another_run_finds_out_meanwhile_is_taken_over_whatever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused text, one that does not compile and a twin are nothing to check or to time, and written once, too."""
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
+    wrong = Schedule(threads_per_row=64, vector=4, hold="registers", variance="welford")
+    refused = Schedule(threads_per_row=1024, vector=4, hold="registers", params="early")
+    no_text = Schedule(threads_per_row=1, rows_per_block=8, hold="registers")
+    same = [Schedule(threads_per_row=1, hold="registers", load=load) for load in ("default", "streaming")]
+    seeds = (DEFAULT, wrong, refused, no_text, *same)
+    with contextlib.ExitStack() as runs:
+        found, benches = [], [SimulatedBench(), SimulatedBench()]
+        for bench in benches:
+            opened = open_run(
+                problem(), TARGETS["h200"], place=Place(), seed=5, trials=16, budget_s=60.0, progress=Silent(),
+                command="test", versions=VERSIONS, measured=True,
+            )  # fmt: skip
+            run = runs.enter_context(opened)
+            run.memory = memory_of(run, Policy())
+            search = Search(LEGAL, predicted=PREDICTED, seeds=seeds, seed=run.seed)
+            found.append(campaign_on(run, bench, search=search))
+        one, other = found
+        other.ask_ahead()
+        one.finish()
+        end = other.finish()
+    assert {*benches[1].timed} & {*BY_KEY} <= {DEFAULT.key, *(c.key for c in end.candidates)}
+    (shared,) = (tmp_path / "cache" / "results").rglob("*.jsonl")
+    records = read(shared).records
+    assert len(records) == len({r.schedule for r in records})
+    for campaign in found:
+        outcome = {r.schedule: r.outcome for r in read(campaign.run.candidates_path).records}
+        assert [outcome[s] for s in seeds[1:4]] == [Outcome.WRONG_RESULT, Outcome.COMPILE_ERROR, Outcome.ILLEGAL]
+        assert [outcome[s] for s in same] == [Outcome.OK, Outcome.OK]
 
 
 def test_a_second_run_times_only_what_is_new_and_the_finalists(tmp_path: Path) -> None:
