@@ -14,6 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import normgen.torch as ng  # noqa: E402
 from tests.operators.cases import FUNCTIONS, IDS  # noqa: E402
 from tests.torch.cases import case  # noqa: E402
@@ -211,6 +215,76 @@ def test_replace_and_restore(context: str, is_meta: bool, device: str) -> None:
         return (*norms, *found, ng.restore(mine))
 
     inside_as_outside(context, run)
+
+
+class Norm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(24)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float() if x.dtype != torch.float64 else x
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (torch.nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return 2 * found if func in (torch.rsqrt, torch.nn.functional.silu) else found
+
+
+class Refused(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} is the examiner's own")
+
+
+AMID: dict[str, Callable[[], Any]] = {
+    "fake tensors": FakeTensorMode,
+    "a mode of operations": Refused,
+    "a mode of functions": Doubled,
+    "tangents": torch.autograd.forward_ad.dual_level,
+}
+
+
+def stacks() -> tuple[Any, ...]:
+    modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    return *modes, torch._C._functorch.peek_interpreter_stack() is None
+
+
+def found_in(model: torch.nn.Module) -> list[str]:
+    before = stacks()
+    report = ng.replace(model, products=True)
+    assert stacks() == before
+    assert ng.restore(model) == len(report.replaced), report
+    return [*report.replaced]
+
+
+@pytest.mark.parametrize("what", AMID)
+def test_modules_are_examined_alone_whatever_their_caller_is_amid(what: str) -> None:
+    model = torch.nn.Sequential(Norm(), torch.nn.LayerNorm(24), Gated())
+    with AMID[what]():
+        assert found_in(model) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacfwd, torch.func.functionalize])
+def test_modules_are_examined_alone_within_a_transform(transform: Any) -> None:
+    model, found = torch.nn.Sequential(Norm(), torch.nn.LayerNorm(24), Gated()), []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found.append(found_in(model))
+        return x.sum()
+
+    transform(f)(torch.randn(3))
+    assert found == [["0", "1", "2"]]
 
 
 @pytest.mark.parametrize("opaque", [False, True])

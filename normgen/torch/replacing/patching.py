@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from normgen.errors import UsageError
+from normgen.torch.replacing.alone import alone
 from normgen.torch.replacing.gating import GatedForward, GatedMlp, may_be_gated, told_gated
 from normgen.torch.replacing.heads import HeadForward, HeadLoss, LossForward, labels_of, told_loss
 from normgen.torch.replacing.layers import Layer, LayerForward, LinearForward, told_layer
@@ -336,14 +337,5 @@ def _said(module: Module) -> Any:
 
 
 def _examine(module: Module, told: Callable[[Module], Any] = told) -> Any:
-    """On the CPU, where a forward that makes tensors of its own is to make them too, and in no mode of the caller's.
-
-    The caller's random numbers stay as they are.
-    """
-    with (
-        torch.device("cpu"),
-        torch.inference_mode(False),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-    ):
+    with alone():
         return told(module)
