@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from normgen.errors import refusal_of
 # other state folders and other users too.
 TURNS = Path("/tmp/normgen-turns")
 _POLL_S = 0.02
+_NOTHING_FOLLOWED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nor waited for: others may put things there, too
 
 
 @contextlib.contextmanager
@@ -23,34 +25,21 @@ def turn(name: str, folder: Path, *, patience_s: Callable[[], float], warn: Call
 
     After `patience_s` without it the work goes on all the same, and `warn` gets a line that says so.
     """
-    try:
-        lock = _opened(folder / f"{name}.lock")
-    except OSError as error:
-        warn(f"turns at {name} cannot be taken ({refusal_of(error)}): times may be disturbed")
-        yield
-        return
+    lock = None
     try:
         deadline = time.monotonic() + max(0.0, patience_s())
-        while not _taken(lock):
+        while (lock := _taken(name, folder)) is None:
             if time.monotonic() > deadline:
                 warn(f"another process keeps {name} busy: times may be disturbed")
                 break
             time.sleep(_POLL_S)
+    except OSError as error:
+        warn(f"turns at {name} cannot be taken ({refusal_of(error)}): times may be disturbed")
+    try:
         yield
     finally:
-        os.close(lock)
-
-
-def _opened(file: Path) -> int:
-    """A file that anybody may lock; in a folder of everybody nothing is followed, waited for or written."""
-    with contextlib.suppress(FileExistsError):
-        file.parent.mkdir(parents=True)
-        file.parent.chmod(0o1777)
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(file, flags)
-    except FileNotFoundError:  # asked for only then: systems refuse it for a file of another user in such a folder
-        return os.open(file, flags | os.O_CREAT, 0o666)
+        if lock is not None:
+            os.close(lock)
 
 
 def device_name(index: int) -> str:
@@ -59,9 +48,50 @@ def device_name(index: int) -> str:
     return f"gpu-{visible[index]}" if index < len(visible) else f"gpu-{index}"
 
 
-def _taken(fd: int) -> bool:
+def _taken(name: str, folder: Path) -> int | None:
+    """The locked file of that name, None where another process has it. Raises OSError."""
+    file = f"{name.replace('/', '-')}.lock"
+    place = _folder(folder)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        lock = _file(file, place)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # One that somebody deleted meanwhile is no lock any more: the next process makes another one.
+            if os.path.samestat(os.fstat(lock), os.stat(file, dir_fd=place, follow_symlinks=False)):
+                return lock
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
+    finally:
+        os.close(place)
+
+
+def _folder(path: Path) -> int:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(parents=True)
+    folder = os.open(path, os.O_DIRECTORY | _NOTHING_FOLLOWED)
+    _let_all(folder, 0o1777)
+    return folder
+
+
+def _file(name: str, folder: int) -> int:
+    """To write, which locks of a network's files ask for; nothing is written."""
+    try:
+        file = os.open(name, os.O_RDWR | _NOTHING_FOLLOWED, dir_fd=folder)
+    except FileNotFoundError:  # made only then: systems refuse that for a file of another user in such a folder
+        file = os.open(name, os.O_RDWR | os.O_CREAT | _NOTHING_FOLLOWED, 0o666, dir_fd=folder)
+    except PermissionError:
+        return os.open(name, os.O_RDONLY | _NOTHING_FOLLOWED, dir_fd=folder)
+    _let_all(file, 0o666)
+    return file
+
+
+def _let_all(file: int, mode: int) -> None:
+    """Everybody takes turns, whatever this process or one that was killed here masks."""
+    facts = os.fstat(file)
+    if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
+        os.fchmod(file, mode)
