@@ -119,6 +119,10 @@ class CompileError(NormgenError):
         super().__init__(rule, received=received, hint=hint)
 
 
+class LostCompilerError(CompileError):
+    """The compiling process ended, or gave no answer in time: it says nothing about the text."""
+
+
 class NoDeviceError(NormgenError):
     """No usable CUDA device, driver or NVRTC library."""
 

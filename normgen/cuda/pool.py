@@ -22,7 +22,7 @@ from normgen.cuda import nvrtc
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.compiler import CompileJob, finish, job_of
 from normgen.cuda.cubin import Cubin
-from normgen.errors import CompileError, NoDeviceError
+from normgen.errors import LostCompilerError, NoDeviceError
 
 _TIMEOUT_S = 120.0
 
@@ -155,12 +155,12 @@ class CompilePool:
             return worker
 
 
-def _lost(job: CompileJob, error: Exception, status: int, timeout_s: float) -> CompileError:
+def _lost(job: CompileJob, error: Exception, status: int, timeout_s: float) -> LostCompilerError:
     if isinstance(error, TimeoutError):
         received = f"no answer after {timeout_s:g} s"
     else:
         received = f"the process ended with status {status}" + (f" (signal {-status})" if status < 0 else "")
-    return CompileError(
+    return LostCompilerError(
         f"compiling {job.name} for sm_{job.arch} must not end its process",
         log="",
         received=received,

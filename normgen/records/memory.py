@@ -33,8 +33,10 @@ class KnownAnswers:
             self._known.refresh()
 
     def learn(self, record: Record) -> None:
-        """A candidate was measured: other runs may use it."""
-        if self.results is not None:
+        """A candidate was measured: other runs may use it. What another has said of the same text is not said again."""
+        known = self._known.get(record.schedule) if self._known is not None else None
+        is_said = known is not None and (known.text, known.outcome) == (record.text, record.outcome)
+        if self.results is not None and not is_said:
             self.results.append(record)
 
     def baseline_us(self, reference: str) -> float | None:

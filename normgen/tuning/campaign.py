@@ -29,7 +29,7 @@ from normgen.tuning.candidate import Built, Candidate, Checked, Failed, Proposed
 from normgen.tuning.finals import CampaignEnd, confirm
 from normgen.tuning.hearing import Hearing
 from normgen.tuning.progress import Standing
-from normgen.tuning.standings import Reference
+from normgen.tuning.standings import Baseline, Reference
 
 if TYPE_CHECKING:
     from normgen.tuning.search.search import Proposal
@@ -177,14 +177,14 @@ class Campaign(Hearing):
         self._tell_progress()
 
     def _taken_over(self, state: Candidate) -> Candidate:
-        """What another process found out while this one waited for its turn; known times are scaled to this run's."""
-        is_new = not (isinstance(state, Timed | Failed) and state.known)
-        if is_new and (known := self.run.recall(state, self.builder.text_of)) is not None:
+        """What another process measured while this one waited for its turn; known times as this run would take them."""
+        known = self.run.recall(state, self.builder.text_of) if isinstance(state, Built) else None
+        if known is not None and known.outcome in (Outcome.OK, Outcome.WRONG_RESULT):  # this one did compile
             state = state.known_as(known)
         if isinstance(state, Timed) and state.known is not None:
-            then, now = reference_us(state.known, self.default_text), self.standings.baseline_us
-            if then and now:
-                state = replace(state, times_us=state.times_us.scaled(now / then))
+            if then := reference_us(state.known, self.default_text):
+                self.take(Baseline(us=then))  # where there is none: from here on this run's times are held against it
+                state = replace(state, times_us=state.times_us.scaled((self.standings.baseline_us or then) / then))
             self.take(state)
         return state
 

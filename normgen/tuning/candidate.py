@@ -20,6 +20,7 @@ from normgen.records.verified import Verified
 from normgen.schedule.schedule import Schedule
 
 Resources = tuple[Mapping[str, Any], ...]
+SAME_CODE = "same code as "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ class Twin(Candidate):
 
     def like(self, first: Timed | Failed) -> Timed | Failed:
         """What became of the earlier one became of this one."""
-        return replace(first, **self._base(), reason=f"same code as {first.schedule}", known=None)
+        return replace(first, **self._base(), reason=f"{SAME_CODE}{first.schedule}", known=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,12 @@ class Timed(Candidate):
     known: Record | None = None
 
     outcome: ClassVar[Outcome] = Outcome.OK
+
+    @property
+    def code(self) -> frozenset[str]:
+        """Two that share one of these are one kernel: the text, and the first schedule that has the machine code."""
+        is_twin = self.reason.startswith(SAME_CODE)  # as an earlier run said of it
+        return frozenset((self.text, self.reason.removeprefix(SAME_CODE) if is_twin else str(self.schedule)))
 
     def evidence(self) -> dict[str, Any]:
         times = {"times_us": self.times_us, "price_us": self.price_us, "alone_us": self.alone_us}

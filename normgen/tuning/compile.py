@@ -11,7 +11,7 @@ from dataclasses import replace
 from normgen.codegen.module import Module
 from normgen.cuda.compiler import identity_of
 from normgen.cuda.cubin import Cubin
-from normgen.errors import CompileError, NormgenError
+from normgen.errors import CompileError, LostCompilerError, NormgenError
 from normgen.problem.problem import Problem
 from normgen.records.record import Outcome
 from normgen.schedule.schedule import Schedule
@@ -96,6 +96,8 @@ class Builder:
         except TimeoutError:
             waiting.cancel()
             return replace(candidate, text=text).failed(Outcome.TIMEOUT, "not compiled within the time of the run")
+        except LostCompilerError as error:  # which passes: another run may have more memory, or time
+            return replace(candidate, text=text).failed(Outcome.TIMEOUT, str(error))
         except CompileError as error:
             return replace(candidate, text=text).failed(Outcome.COMPILE_ERROR, f"{error}\n{error.log}".strip())
         first = self._by_code.setdefault(code_digest(module, cubin), candidate.key)

@@ -84,14 +84,17 @@ def confirm(hearing: Hearing) -> CampaignEnd:
 
 
 def _finalists(hearing: Hearing) -> list[Checked]:
-    """The fastest that pass a plain call, then the default and the incumbent where usable."""
+    """The fastest that pass a plain call, of one kernel one; then the default and the incumbent where usable."""
     chosen: list[Checked] = []
+    codes: set[str] = set()
     for candidate in hearing.standings.ranked:
-        if len(chosen) >= hearing.policy.finalists and not hearing.is_guest(candidate):
+        is_over = len(chosen) >= hearing.policy.finalists or codes & candidate.code
+        if is_over and not hearing.is_guest(candidate):
             continue
         found = hearing.admit(candidate)
         if isinstance(found, Checked):
             chosen.append(found)
+            codes |= candidate.code
         else:
             hearing.run.keep(found, search=hearing.conditions)
     if not chosen:

@@ -27,7 +27,14 @@ class Reference:
         return self if self.baseline_us else replace(self, baseline_us=us)
 
 
-Event = Timed | Failed | Reference | RoofCosts
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What the reference took where known times come from: it holds for a run that has no such time yet."""
+
+    us: float
+
+
+Event = Timed | Failed | Reference | Baseline | RoofCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,8 @@ class Standings:
         match event:
             case RoofCosts():
                 return replace(self, roof=event)
+            case Baseline():
+                return replace(self, baseline_us=self.baseline_us or event.us)
             case Reference():
                 return replace(self, reference=event, baseline_us=event.baseline_us)
             case Timed() | Failed():

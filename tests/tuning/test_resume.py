@@ -10,19 +10,26 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from normgen.codegen.module import Module
+from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS
+from normgen.errors import LostCompilerError
 from normgen.measure.isolation.turns import turn
 from normgen.measure.timing import Policy
 from normgen.records.place import Place
 from normgen.records.record import Outcome, Record
 from normgen.records.winners import read, state_folder
 from normgen.schedule.schedule import Schedule
+from normgen.tuning.campaign import Campaign
+from normgen.tuning.compile import Submit
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.measured import memory_of
 from normgen.tuning.progress import Silent
@@ -30,7 +37,7 @@ from normgen.tuning.run import open_run
 from normgen.tuning.search.search import Search
 from tests.measure.simulated import problem
 from tests.samples import is_full, sized
-from tests.tuning.test_campaign import BY_KEY, SimulatedBench, campaign_on
+from tests.tuning.test_campaign import BY_KEY, SimulatedBench, campaign_on, compile_now
 from tests.tuning.test_search import DEFAULT, LEGAL, PREDICTED, truth
 
 TRIALS = 48
@@ -198,40 +205,138 @@ def test_two_processes_on_one_problem_share_their_results(tmp_path: Path) -> Non
     assert results[0]["us"] == pytest.approx(results[1]["us"], rel=0.06)
 
 
-def test_what_another_run_finds_out_meanwhile_is_taken_over_whatever_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refused text, one that does not compile and a twin are nothing to check or to time, and written once, too."""
+class SlowerBench(SimulatedBench):
+    """A device that is slower by a factor, and as steady as none is."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self._noise = self._drift = self._spikes = 0.0
+        self.factor = factor
+
+    def sample(self, key: str) -> float:
+        return super().sample(key) * self.factor
+
+
+class Heard(Search):
+    """Keeps what it is told."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.told: list[tuple[int, float | None]] = []
+
+    def tell(self, number: int, us: float | None, **how: Any) -> None:
+        self.told.append((number, us))
+        super().tell(number, us, **how)
+
+
+def opened(
+    runs: contextlib.ExitStack, bench: SimulatedBench, *seeds: Schedule,
+    trials: int = 16, resume: bool = False, submit: Submit = compile_now,
+) -> Any:  # fmt: skip
+    """A campaign of a run beside others, up to its first two batches."""
+    made = open_run(
+        problem(), TARGETS["h200"], place=Place(), seed=5, trials=trials, budget_s=60.0, progress=Silent(),
+        command="test", versions=VERSIONS, measured=True, resume=resume,
+    )  # fmt: skip
+    run = runs.enter_context(made)
+    if not resume:
+        run.memory = memory_of(run, Policy())
+    search = Heard(LEGAL, predicted=PREDICTED, seeds=(DEFAULT, *seeds), seed=run.seed)
+    campaign = campaign_on(run, bench, search=search, submit=submit)
+    campaign.ask_ahead()
+    return campaign
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def outcomes(campaign: Campaign) -> dict[Schedule, Outcome]:
+    return {r.schedule: r.outcome for r in read(campaign.run.candidates_path).records}
+
+
+def test_two_runs_beside_each_other_say_once_what_both_find_out(place: Path) -> None:
+    """A text that is refused, one that does not compile and a twin, which no device is asked for, too."""
     wrong = Schedule(threads_per_row=64, vector=4, hold="registers", variance="welford")
     refused = Schedule(threads_per_row=1024, vector=4, hold="registers", params="early")
     no_text = Schedule(threads_per_row=1, rows_per_block=8, hold="registers")
     same = [Schedule(threads_per_row=1, hold="registers", load=load) for load in ("default", "streaming")]
-    seeds = (DEFAULT, wrong, refused, no_text, *same)
+    seeds, bench = (wrong, refused, no_text, *same), SimulatedBench()
     with contextlib.ExitStack() as runs:
-        found, benches = [], [SimulatedBench(), SimulatedBench()]
-        for bench in benches:
-            opened = open_run(
-                problem(), TARGETS["h200"], place=Place(), seed=5, trials=16, budget_s=60.0, progress=Silent(),
-                command="test", versions=VERSIONS, measured=True,
-            )  # fmt: skip
-            run = runs.enter_context(opened)
-            run.memory = memory_of(run, Policy())
-            search = Search(LEGAL, predicted=PREDICTED, seeds=seeds, seed=run.seed)
-            found.append(campaign_on(run, bench, search=search))
-        one, other = found
-        other.ask_ahead()
+        one, other = opened(runs, SimulatedBench(), *seeds), opened(runs, bench, *seeds)
         one.finish()
         end = other.finish()
-    assert {*benches[1].timed} & {*BY_KEY} <= {DEFAULT.key, *(c.key for c in end.candidates)}
-    (shared,) = (tmp_path / "cache" / "results").rglob("*.jsonl")
+    assert {*bench.timed} & {*BY_KEY} <= {DEFAULT.key, *(c.key for c in end.candidates)}
+    (shared,) = (place / "cache" / "results").rglob("*.jsonl")
     records = read(shared).records
     assert len(records) == len({r.schedule for r in records})
-    for campaign in found:
-        outcome = {r.schedule: r.outcome for r in read(campaign.run.candidates_path).records}
-        assert [outcome[s] for s in seeds[1:4]] == [Outcome.WRONG_RESULT, Outcome.COMPILE_ERROR, Outcome.ILLEGAL]
-        assert [outcome[s] for s in same] == [Outcome.OK, Outcome.OK]
+    assert outcomes(one) == outcomes(other)
+    found = [Outcome.WRONG_RESULT, Outcome.COMPILE_ERROR, Outcome.ILLEGAL, Outcome.OK, Outcome.OK]
+    assert [outcomes(one)[schedule] for schedule in seeds] == found
+
+
+@pytest.mark.usefixtures("place")
+def test_a_compiler_that_was_killed_says_nothing_to_other_runs() -> None:
+    best = min(LEGAL, key=truth)
+
+    def killed(module: Module) -> Future[Cubin]:
+        if module.kernels[0].name.endswith(f"_{best.key}"):
+            answer: Future[Cubin] = Future()
+            answer.set_exception(LostCompilerError("compiling must not end its process", log="", received="signal 9"))
+            return answer
+        return compile_now(module)
+
+    with contextlib.ExitStack() as runs:
+        one, other = opened(runs, SlowerBench(), best, submit=killed), opened(runs, SlowerBench(), best)
+        assert one.finish().winner.schedule != best
+        assert other.finish().winner.schedule == best
+    assert (outcomes(one)[best], outcomes(other)[best]) == (Outcome.TIMEOUT, Outcome.OK)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_kernel_is_one_finalist_whatever_its_schedules_are_called() -> None:
+    """Twins that an earlier run timed are known by their times, as any others are."""
+    hints = [{"load": load, "store": store} for load in ("default", "streaming") for store in ("default", "streaming")]
+    twins = [s for hint in hints if (s := Schedule(threads_per_row=1, hold="registers", **hint)) in LEGAL]
+    assert len(twins) > 2
+    best = min(LEGAL, key=truth)
+
+    class Fast(SlowerBench):
+        def load(self, key: str, module: Module, cubin: Cubin) -> None:
+            super().load(key, module, cubin)
+            if BY_KEY[key] in twins:
+                self.truth[key] = 0.9 * truth(best)
+
+    with contextlib.ExitStack() as runs:
+        one, other = (opened(runs, Fast(), *twins, trials=24) for _ in range(2))
+        ends = [one.finish(), other.finish()]
+    with contextlib.ExitStack() as runs:
+        ends.append(opened(runs, Fast(), *twins, trials=24).finish())
+    assert [len({*twins} & {c.schedule for c in end.candidates}) for end in ends] == [1, 1, 1]
+    assert {len(end.candidates) for end in ends} == {len(ends[0].candidates)}
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("factor", [1.03, 1.25])
+def test_times_are_held_against_those_that_were_taken_over_first_and_a_resumed_run_hears_the_same(
+    factor: float,
+) -> None:
+    """However much slower the device of the second run is."""
+    with contextlib.ExitStack() as runs:
+        one, other = opened(runs, SlowerBench(), trials=12), opened(runs, SlowerBench(factor), trials=40)
+        one.finish()
+        end = other.finish()
+    assert end.winner.schedule == min(LEGAL, key=truth)
+    with contextlib.ExitStack() as runs:
+        bench = SlowerBench(factor)
+        again = opened(runs, bench, trials=40, resume=True)
+        assert again.run.folder == other.run.folder
+        again.finish()
+    assert again.search.told == other.search.told
+    assert {*bench.timed} & {*BY_KEY} <= {DEFAULT.key, *(c.key for c in end.candidates)}
 
 
 def test_a_second_run_times_only_what_is_new_and_the_finalists(tmp_path: Path) -> None:
