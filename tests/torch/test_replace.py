@@ -191,6 +191,57 @@ def test_what_has_no_backward_pass_contradicts_none_and_what_computes_more_with_
     assert list(report.left) == ["1"]
 
 
+def test_rows_made_for_inference_have_gradients_of_parameters_outside_of_it_as_the_modules_own(device: str) -> None:
+    model, own = (torch.nn.Sequential(RoundedLast(48).to(device)) for _ in range(2))
+    own.load_state_dict(model.state_dict())
+    ng.replace(model)
+    with torch.inference_mode():
+        x = torch.randn(3, 48, device=device)
+    got, want = model(x), own(x)
+    torch.testing.assert_close(got, want)
+    both = [torch.autograd.grad(y.sum(), m[0].scale) for y, m in ((got, model), (want, own))]
+    torch.testing.assert_close(*both)
+
+
+class CutInTraining(RoundedLast):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y.detach() + x if torch.is_grad_enabled() and self.training else y
+
+
+class ShiftedInTraining(RoundedLast):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + 0.1 if x.requires_grad and self.training else x)
+
+
+class CutLater(RoundedLast):
+    cut = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y.detach() + x if torch.is_grad_enabled() and self.cut else y
+
+
+@pytest.mark.parametrize("kind", [CutInTraining, ShiftedInTraining, CutLater])
+def test_what_a_forward_asks_for_a_backward_pass_alone_is_seen(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = kind(48).eval()
+    ng.replace(torch.nn.Sequential(module))
+    module.train()
+    monkeypatch.setattr(CutLater, "cut", True)
+    x, own = torch.randn(3, 48, requires_grad=True), kind(48)
+    own.load_state_dict(module.state_dict())
+    got, want = module(x), own(x)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
+
+
+def test_parameters_that_a_first_call_makes_are_left() -> None:
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.LayerNorm(48))
+    report = ng.replace(torch.nn.Sequential(lazy), products=True)
+    assert list(report.replaced) == ["0.2"]
+    assert report.left == {"0.1": "LazyBatchNorm1d: its first call makes its parameters"}
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_norm_is_found_in_any_mode_of_gradients(mode: Any) -> None:
     model = torch.nn.Sequential(RoundedLast(48))

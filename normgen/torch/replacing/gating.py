@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import warnings
@@ -238,7 +239,12 @@ class _Probe:
         return found
 
     def reads(self, weights: dict[str, Tensor]) -> tuple[str, ...]:
-        seen = names_read(self.module, lambda: self.run(weights, torch.float64))
+        def runs() -> None:
+            self.run(weights, torch.float64)
+            with contextlib.suppress(FailedError):
+                self.runs(weights, torch.float64, self.rows.clone().requires_grad_())
+
+        seen = names_read(self.module, runs)
         known = {*_LEFT_OPEN, *dir(torch.nn.Module), *self.module._modules}
         return tuple(name for name in seen if not name.startswith("__") and name not in known)
 

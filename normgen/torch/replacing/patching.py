@@ -62,7 +62,9 @@ class Forward(Patched):
             x = x.formed()
         norm, module, known = self.norm, self.module, self.module._parameters
         is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
-        if type(module).forward is not self.plain or (not is_traced and torch._C._is_tracing()):
+        # A tensor made under `torch.inference_mode` cannot be saved for a backward pass, as our functions do.
+        is_unsaved = not is_traced and x.is_inference() and torch.is_grad_enabled()
+        if is_unsaved or type(module).forward is not self.plain or (not is_traced and torch._C._is_tracing()):
             return self.original(x)
         lying = norm.lying
         if lying is not None and not lying.takes(x):
@@ -276,7 +278,10 @@ def replace(
     for name, module in model.named_modules():
         if is_patched(module):
             continue
-        if _may_be_one(module):
+        if _is_lazy(module):
+            if "norm" in type(module).__name__.lower():
+                note(name, module, "its first call makes its parameters")
+        elif _may_be_one(module):
             found = _examined(module, known)
             if note(name, module, found):
                 module.forward = Forward(module, found, name=name, opaque=opaque)
@@ -294,7 +299,9 @@ def replace(
     for name, module in model.named_modules() if products else ():
         why: dict[str, str] = {}
         told = functools.partial(told_layer, left=why)
-        if not is_patched(module) and (found := _examine(module, told)) and note(name, module, found):
+        if is_patched(module) or _is_lazy(module):
+            continue
+        if (found := _examine(module, told)) and note(name, module, found):
             for linear, own, beside in found.linears(module):
                 own.forward = LinearForward(own, beside, name=f"{name}.{linear}" if name else linear)
             module.forward = LayerForward(module, found, name=name)
@@ -309,6 +316,10 @@ def restore(model: Module) -> int:
     for module in changed:
         del module.forward
     return len(changed)
+
+
+def _is_lazy(module: Module) -> bool:
+    return any(torch.nn.parameter.is_lazy(p) for p in module.parameters())
 
 
 def _may_be_one(module: Module) -> bool:

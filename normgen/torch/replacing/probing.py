@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -288,7 +289,10 @@ class _Probe:
 
         def runs() -> None:
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
-                self.run(self.rows[:, :4].to(dtype), dtype)
+                rows = self.rows[:, :4].to(dtype)
+                self.run(rows, dtype)
+                with contextlib.suppress(FailedError):  # what it reads where a backward pass is recorded, if it can be
+                    self.run(rows.clone().requires_grad_(), dtype, records=True)
 
         seen = names_read(self.module, runs)
         known = {*INTERNAL, *self.names, *dir(torch.nn.Module)} - {"training"}
