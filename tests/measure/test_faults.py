@@ -247,7 +247,7 @@ def test_faults_in_real_kernels_are_recorded_and_the_others_are_measured(
     assert winner.us <= 1.05 * min(r.us for r in right if r.us is not None)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)  # beside others a launch may take so long that its kernel is given up
 def test_a_worker_killed_twice_between_batches_loses_no_real_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +259,7 @@ def test_a_worker_killed_twice_between_batches_loses_no_real_candidate(
     legal = some_legal(facts, 24)
     winner, records, notes = tune_planted(monkeypatch, legal, {}, kills=2, facts=facts)
     assert {r.schedule for r in records} == set(legal)
-    assert {r.outcome for r in records} == {Outcome.OK}
+    assert not [(r.outcome, r.reason) for r in records if r.outcome is not Outcome.OK]
     assert len(notes) == 2
     assert all("SIGKILL" in note for note in notes)
     assert winner.search["conditions"]["lost_workers"]
