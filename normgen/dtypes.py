@@ -52,6 +52,9 @@ class DType:
     packed: int = 1
     least_arch: int = 75
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # of what is looked up by problems and tensors it is a part
+
     @property
     def poison(self) -> float:
         """What an output holds before a kernel writes it: NaN, else a number that results seldom have."""

@@ -50,7 +50,11 @@ class Problem(Terms):
     absent: tuple[str, ...] = ()
 
     def tensor(self, name: str) -> TensorUse:
-        return next(t for t in self.tensors if t.name == name)
+        return self._named[name]
+
+    @cached_property
+    def _named(self) -> dict[str, TensorUse]:
+        return {t.name: t for t in self.tensors}
 
     @property
     def present(self) -> frozenset[str]:

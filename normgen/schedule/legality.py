@@ -77,6 +77,12 @@ def _idle_threads(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
+def _has_few_idle(problem: Problem, s: Schedule, _: Device) -> bool:
+    lanes = s.threads_per_row * s.row_blocks
+    is_least = problem.deterministic & (s.threads == WARP) & (s.columns == ColumnWay.ATOMIC)
+    return (lanes <= 1) | (lanes // 2 < vectors_per_row(problem, s)) | is_least
+
+
 def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
     limit = 32 if device.arch >= 100 else 16
     width = s.vector * problem.dtype.bytes
@@ -496,13 +502,25 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
     if any(s.vector * t.dtype.bytes < 4 for t in problem.elem_inputs):
         return "one asynchronous copy moves at least 4 bytes: use a wider vector"
     if s.copy is Copy.BULK:
-        reason = _bulk(problem, s)
-        if reason is not None:
-            return reason
-    used, limit = shared_bytes(problem, s), device.shared_per_block - 4096
+        return _bulk(problem, s)
+    return None
+
+
+def _room(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.copy is Copy.DIRECT:
+        return None
+    used, limit = shared_bytes(problem, s), _room_for_copies(device)
     if used > limit:
         return f"the rows on their way need {used} bytes of shared memory a block; {device.name} leaves it {limit}"
     return None
+
+
+def _has_room(problem: Problem, s: Schedule, device: Device) -> bool:
+    return (s.copy == Copy.DIRECT) | (shared_bytes(problem, s) <= _room_for_copies(device))
+
+
+def _room_for_copies(device: Device) -> int:
+    return device.shared_per_block - 4096
 
 
 def _bulk(problem: Problem, s: Schedule) -> str | None:
@@ -658,6 +676,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     _part_copy,
     persistent,
     _copy,
+    _room,
 )
 FREE: tuple[Rule, ...] = (
     meeting,
@@ -680,6 +699,9 @@ FREE: tuple[Rule, ...] = (
     statistics,
 )
 
+
+# Whether a rule refuses nothing, as a formula over columns of schedules: of so many it is quicker than to ask for each.
+PASSES: dict[Rule, Callable[[Problem, Schedule, Device], bool]] = {_idle_threads: _has_few_idle, _room: _has_room}
 
 RULES: dict[ProgramClass, tuple[Rule, ...]] = {
     ProgramClass.ROWS: (*STRUCTURAL, *FREE, tile_rules.of_rows),

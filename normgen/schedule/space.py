@@ -30,6 +30,7 @@ from normgen.schedule.lanes.space import points as points_of_lanes
 from normgen.schedule.legality import (
     CUT,
     FREE,
+    PASSES,
     STRUCTURAL,
     Rule,
     hints,
@@ -131,9 +132,12 @@ class Sieve:
         codes = np.zeros(len(schedules), dtype=np.int32)
         left, reasons = np.arange(len(schedules)), _Numbered()
         for rule in rules:
-            found = self._ask(rule, schedules, left, reasons)
-            codes[left] = found
-            left = left[found == 0]
+            asked = left
+            if rule in PASSES and len(left):
+                passes = PASSES[rule](self.problem, schedules.taken(left).columns, self.device)
+                asked = left[~np.broadcast_to(passes, len(left))]
+            codes[asked] = self._ask(rule, schedules, asked, reasons)
+            left = left[codes[left] == 0]
         return Answers(codes, tuple(reasons))
 
     def count(self, schedules: Schedules, refused: Answers, points: NDArray[Any]) -> None:

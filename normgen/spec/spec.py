@@ -179,7 +179,7 @@ class Kind(Flag):
         """A value for each row, constant along it."""
         return self is Kind.ROW
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         first = ("rows",) * self.by_row + ("heads" if self.by_head else "batches",) * self.by_batch
         return first + ("inner",) * self.by_inner + ("cols",) * self.by_col + ("groups",) * self.by_group

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from normgen.device import Device, target
-from normgen.knobs import Copy, Hold, VarianceMethod
+from normgen.knobs import KNOBS, Copy, Hold, VarianceMethod
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.columns import by_value, down, least, log2, most, some, up, where
-from normgen.schedule.legality import refusal, rules_of
+from normgen.schedule.legality import PASSES, Rule, refusal, rules_of
 from normgen.schedule.many import DENSE, Schedules, combinations
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import Sieve
@@ -147,3 +147,28 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cluster": (1, 2, 4),
     "params": tuple(type(Schedule().params)),
 }
+
+
+PASSED = [
+    LAYERNORM,
+    problem_for(load("layernorm"), shape="512x65536", dtype="f32", direction="backward", deterministic=True),
+    problem_for(load("softmax"), shape="64x131072", dtype="f32"),
+    problem_for(load("rmsnorm_to_fp8_group"), shape="300x3072", dtype="bf16"),
+    problem_for(load("swiglu"), shape="4096x11008", dtype="f16"),
+    problem_for(load("cross_entropy"), shape="128x32001", dtype="bf16"),
+]
+
+
+@pytest.mark.parametrize("rule", PASSES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("problem", PASSED, ids=str)
+def test_a_rule_passes_by_its_formula_what_it_refuses_nothing_of(problem: Problem, rule: Rule) -> None:
+    draw = np.random.default_rng(0)
+    lists = {name: knob.values for name, knob in KNOBS.items() if knob.values}
+    lists = {name: values for name, values in lists.items() if not name.startswith(("tile_", "thread_m", "thread_n"))}
+    knobs = ({name: values[draw.integers(len(values))] for name, values in lists.items()} for _ in range(2000))
+    schedules = Schedules.of([Schedule().varied(**knob) for knob in knobs])
+    passed = np.broadcast_to(PASSES[rule](problem, schedules.columns, H200), len(schedules))
+    assert passed.any()
+    assert passed.tolist() == [rule(problem, schedule, H200) is None for schedule in schedules]
+    alone = [bool(PASSES[rule](problem, schedule, H200)) for schedule in schedules[:200]]
+    assert alone == passed.tolist()[:200]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from normgen.dtypes import F32
+from normgen.dtypes import F32, DType
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.program.classes import is_of_groups, is_of_result, tile_axes
@@ -40,6 +40,9 @@ from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.grouped import Grouped, grouped_of
 from normgen.spec.formula import Call, Cast, Expression, Name, Number, Power, nodes
 
+# Why a side's tiles go by way of registers, or nothing; and what each k of it is scaled by on its way.
+Brought = tuple[str, tuple[Load, ...]]
+
 
 @dataclass(frozen=True)
 class Side:
@@ -61,6 +64,11 @@ class Side:
     maps: tuple[Map, ...]
     known: frozenset[str] = frozenset()
     along: str = ""
+
+    @cached_property
+    def brought(self) -> dict[tuple[type, tuple[DType, ...]], Brought]:
+        """By who multiplies and what is copied as it is stored: what plans have found out."""
+        return {}
 
     @cached_property
     def numbered(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ from normgen.program.ir import (
 from normgen.program.source import written_program
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.cut import Contraction, Side, contraction, contraction_of
+from normgen.schedule.tiles.cut import Brought, Contraction, Side, contraction, contraction_of
 from normgen.schedule.tiles.fragment import Made, Mma, Simt, Streamed
 from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.wgmma import Wgmma
@@ -113,9 +113,22 @@ class TilePlan:
 
     def way_through_registers(self, side: Side) -> str:
         """Why cp.async cannot bring a side's tiles, or nothing."""
+        return self._brought(side)[0]
+
+    def gains(self, side: Side) -> tuple[Load, ...]:
+        """What a side has along k alone, where its factor is made of these and one matrix that cp.async can bring."""
+        return self._brought(side)[1]
+
+    def _brought(self, side: Side) -> Brought:
+        """Both: alike of all schedules that multiply so."""
+        who = type(self.fragment), self.fragment.moved
+        if who not in side.brought:
+            gains = self._gains(side)
+            side.brought[who] = ("" if gains else self._through_registers(side)), gains
+        return side.brought[who]
+
+    def _through_registers(self, side: Side) -> str:
         tensors = {load.name: self.tensor(load) for load in side.loads if load.kind.is_matrix}
-        if self.gains(side):
-            return ""
         moved = self.fragment.moved
         bare = set(map(self.fragment.source, side.slots)) & {name for name, t in tensors.items() if t.dtype in moved}
         if len(bare) < len(side.slots):
@@ -127,8 +140,7 @@ class TilePlan:
             return "what is reduced beside the products is made of what is copied, or goes by way of registers"
         return ""
 
-    def gains(self, side: Side) -> tuple[Load, ...]:
-        """What a side has along k alone, where its factor is made of these and one matrix that cp.async can bring."""
+    def _gains(self, side: Side) -> tuple[Load, ...]:
         matrices = [load for load in side.loads if load.kind.is_matrix]
         others = tuple(load for load in side.loads if load.kind.axes and not load.kind.is_matrix)
         is_one = len(side.slots) == len(matrices) == 1 and not side.known
