@@ -19,10 +19,8 @@ class Owned:
     def close(self) -> None:
         handle, self.handle = self.handle, 0
         if handle:
-            with (
-                OnDevice(self.device),
-                RelaxedCapture(),
-            ):  # garbage is collected amid captures, too
+            # Garbage is collected amid captures, too.
+            with OnDevice(self.device), RelaxedCapture():
                 check(getattr(driver(), self._destroy)(handle), f"accept {self._destroy}")
 
     def __enter__(self) -> Self:

@@ -297,6 +297,19 @@ def test_gradients_that_a_norm_has_in_training_alone(is_training: bool) -> None:
         assert (got is not None) is mode
 
 
+def test_a_pickle_of_a_class_that_has_another_forward_where_it_is_loaded_runs_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, x = RoundedLast(48), torch.randn(3, 48)
+    ng.replace(torch.nn.Sequential(module))
+    pickled, want = pickle.dumps(module), module(x)
+    assert torch.equal(pickle.loads(pickled)(x), want)
+    assert pickle.loads(pickled).forward.is_as_its_class()
+    plain = RoundedLast.forward
+    monkeypatch.setattr(RoundedLast, "forward", lambda self, x: 2 * plain(self, x))
+    torch.testing.assert_close(pickle.loads(pickled)(x), 2 * want)
+
+
 def test_a_norm_of_a_class_with_a_closure_for_a_forward_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.nn.LayerNorm.forward
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: plain(self, x))

@@ -29,11 +29,12 @@ class Patched:
         self.opened_in: dict[int, Any] = {}  # by threads: another one that calls it gets tensors
 
     def __getstate__(self) -> dict[str, Any]:
-        """With whether the class has `plain` still: what a class was given later need not be a function to pickle."""
-        return {**self.__dict__, "plain": self.is_as_its_class()}
+        """With what the class's forward says, if that is `plain` still: it need not be a function to pickle."""
+        return {**self.__dict__, "plain": _said(self.plain) if self.is_as_its_class() else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, plain=state["kind"].forward if state["plain"] else None)
+        now = state["kind"].forward  # which may be that of another release
+        self.__dict__.update(state, plain=now if state["plain"] == _said(now) else None)
 
     @property
     def opened(self) -> Any:
@@ -126,6 +127,15 @@ def _has_function_modes() -> bool:
     """Without those that say where new tensors lie."""
     modes = torch.overrides._get_current_function_mode_stack()
     return any(type(mode) is not DeviceContext for mode in modes)
+
+
+def _said(function: Any) -> tuple[Any, ...]:
+    """The code of a function; of what has none nothing."""
+    code = getattr(function, "__code__", function)
+    if not isinstance(code, types.CodeType):
+        return ()
+    within = (_said(value) if isinstance(value, types.CodeType) else value for value in code.co_consts)
+    return code.co_code, code.co_names, *(value for value in within if type(value) in PLAIN)
 
 
 def is_same(one: Any, other: Any) -> bool:

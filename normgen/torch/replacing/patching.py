@@ -297,10 +297,10 @@ def replace(
                 own.forward = HeadForward(own, name=f"{name}.{head}" if name else head, stores=stored_logits)
                 module.forward = LossForward(module, found, name=name)
     for name, module in model.named_modules() if products else ():
-        why: dict[str, str] = {}
-        told = functools.partial(told_layer, left=why)
         if is_patched(module) or _is_lazy(module):
             continue
+        why: dict[str, str] = {}
+        told = functools.partial(told_layer, left=why)
         if (found := _examine(module, told)) and note(name, module, found):
             for linear, own, beside in found.linears(module):
                 own.forward = LinearForward(own, beside, name=f"{name}.{linear}" if name else linear)
