@@ -91,8 +91,9 @@ class Twin(Candidate):
     first: str
 
     def like(self, first: Timed | Failed) -> Timed | Failed:
-        """What became of the earlier one became of this one."""
-        return replace(first, **self._base(), reason=f"{SAME_CODE}{first.schedule}", known=None)
+        """What became of the earlier one became of this one. Of a twin of twins the first of all is named."""
+        named = first.reason if first.reason.startswith(SAME_CODE) else f"{SAME_CODE}{first.schedule}"
+        return replace(first, **self._base(), reason=named, known=None)
 
 
 @dataclass(frozen=True, kw_only=True)

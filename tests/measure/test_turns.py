@@ -102,6 +102,15 @@ def test_a_folder_that_has_no_locks_costs_a_line_and_no_run(
     assert said[1:] == ["the work"]
 
 
+def test_a_file_that_is_linked_into_the_folder_stays_its_owners(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    (tmp_path / "turns").mkdir()
+    os.link(secret, tmp_path / "turns" / "gpu-0.lock")
+    with turn("gpu-0", tmp_path / "turns", patience_s=lambda: 0.0, warn=pytest.fail):
+        assert secret.stat().st_mode & 0o777 == 0o600
+
+
 def test_the_works_own_error_passes(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="own"), turn("gpu-0", tmp_path, patience_s=lambda: 0.0, warn=print):
         raise FileNotFoundError("own")

@@ -275,24 +275,6 @@ def test_modules_are_examined_alone_whatever_their_caller_is_amid(what: str) -> 
         assert found_in(model) == ["0", "1", "2"]
 
 
-def test_hooks_of_all_modules_hear_of_no_backward_pass_of_an_examination() -> None:
-    heard: list[Any] = []
-    every = torch.nn.modules.module
-    hooks = (
-        every.register_module_full_backward_hook(lambda *_: heard.append("behind")),
-        every.register_module_full_backward_pre_hook(lambda *_: heard.append("ahead")),
-    )
-    try:
-        model = torch.nn.Sequential(Norm(), torch.nn.LayerNorm(24), Gated())
-        assert found_in(model) == ["0", "1", "2"]
-        assert not heard
-        model[1](torch.randn(2, 24, requires_grad=True)).sum().backward()
-        assert heard == ["ahead", "behind"]
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacfwd, torch.func.functionalize])
 def test_modules_are_examined_alone_within_a_transform(transform: Any) -> None:
     model, found = torch.nn.Sequential(Norm(), torch.nn.LayerNorm(24), Gated()), []

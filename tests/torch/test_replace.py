@@ -222,6 +222,21 @@ class CutLater(RoundedLast):
         return y.detach() + x if torch.is_grad_enabled() and self.cut else y
 
 
+class OtherOutsideOfTraining(RoundedLast):
+    more = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.training else super().forward(x) * self.more
+
+
+def test_what_a_forward_asks_in_the_other_mode_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = OtherOutsideOfTraining(48).train(), torch.randn(3, 48)
+    ng.replace(torch.nn.Sequential(module))
+    want = module.eval()(x)
+    monkeypatch.setattr(OtherOutsideOfTraining, "more", 3.0)
+    torch.testing.assert_close(module(x), 3 * want)
+
+
 @pytest.mark.parametrize("kind", [CutInTraining, ShiftedInTraining, CutLater])
 def test_what_a_forward_asks_for_a_backward_pass_alone_is_seen(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     module = kind(48).eval()

@@ -77,3 +77,15 @@ def test_no_state_can_be_changed_and_each_keeps_what_was_known() -> None:
     assert (wrong.error, wrong.text, wrong.predicted_us) == ({"y": 7.0}, "text", 3.0)
     assert {"outcome", "reason", "resources", "error"} <= set(wrong.evidence())
     assert "outcome" not in built(8).evidence()
+
+
+def test_twins_of_twins_share_the_code_of_the_first_of_all() -> None:
+    first, second, third = (Proposed(schedule=Schedule(vector=v), text=f"text {v}") for v in (1, 2, 8))
+    known = replace(timed(1, 5.0), text=first.text)
+    twin = second.twin_of(first.key, second.text).like(known)
+    last = third.twin_of(second.key, third.text).like(twin)
+    assert isinstance(twin, Timed)
+    assert isinstance(last, Timed)
+    assert last.reason == twin.reason == f"same code as {first.schedule}"
+    assert known.code & twin.code & last.code
+    assert not known.code & FAST.code

@@ -91,7 +91,11 @@ def _file(name: str, folder: int) -> int:
 
 
 def _let_all(file: int, mode: int) -> None:
-    """Everybody takes turns, whatever this process or one that was killed here masks."""
+    """Everybody takes turns, whatever this process or one that was killed here masks.
+
+    Not of a file that somebody has linked here: it has another name.
+    """
     facts = os.fstat(file)
-    if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
+    is_made_here = stat.S_ISDIR(facts.st_mode) or (stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1)
+    if is_made_here and facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
         os.fchmod(file, mode)

@@ -12,15 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """On the CPU, in none of the caller's modes and transforms, and its hooks of all modules hear of no backward pass.
-
-    Its random numbers stay as they are.
-    """
+    """On the CPU, in none of the caller's modes and transforms; its random numbers stay as they are."""
     with (
         _disable_current_modes(),
         temporarily_clear_interpreter_stack(),
         _without_function_modes(),
-        _without_backward_hooks(),
         torch.device("cpu"),  # where a forward that makes tensors of its own is to make them, too
         torch.inference_mode(False),
         torch.autocast("cpu", enabled=False),
@@ -37,17 +33,3 @@ def _without_function_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             torch._C._push_on_torch_function_stack(mode)
-
-
-@contextlib.contextmanager
-def _without_backward_hooks() -> Iterator[None]:
-    """Those of forward passes stay: they may be part of what a module computes."""
-    hooks = torch.nn.modules.module._global_backward_pre_hooks, torch.nn.modules.module._global_backward_hooks
-    held = [dict(of_all) for of_all in hooks]
-    for of_all in hooks:
-        of_all.clear()
-    try:
-        yield
-    finally:
-        for of_all, those in zip(hooks, held, strict=True):
-            of_all.update(those)

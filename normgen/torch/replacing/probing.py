@@ -288,12 +288,13 @@ class _Probe:
         own = vars(self.module)
 
         def runs() -> None:
-            for dtype in (torch.float64, torch.float32, torch.bfloat16):
-                rows = self.rows[:, :4].to(dtype)
+            for dtype, is_training in itertools.product((torch.float64, torch.float32, torch.bfloat16), modes):
+                self.module.training, rows = is_training, self.rows[:, :4].to(dtype)
                 self.run(rows, dtype)
                 with contextlib.suppress(FailedError):  # what it reads where a backward pass is recorded, if it can be
                     self.run(rows.clone().requires_grad_(), dtype, records=True)
 
+        modes = not self.module.training, self.module.training
         seen = names_read(self.module, runs)
         known = {*INTERNAL, *self.names, *dir(torch.nn.Module)} - {"training"}
         names = [name for name in seen if not name.startswith("__") and name not in known]
