@@ -68,19 +68,19 @@ def _block_size(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-def _idle_threads(problem: Problem, s: Schedule, _: Device) -> str | None:
-    lanes = s.threads_per_row * s.row_blocks
-    # A block has a warp at least, and one row at a time where atomics keep the order of rows.
-    is_least = s.threads == WARP and problem.deterministic and s.columns is ColumnWay.ATOMIC
-    if lanes > 1 and lanes // 2 >= vectors_per_row(problem, s) and not is_least:
-        return "at least half of a row's threads would own no vector"
-    return None
+def _idle_threads(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if _has_few_idle(problem, s, device):
+        return None
+    return "at least half of a row's threads would own no vector"
 
 
 def _has_few_idle(problem: Problem, s: Schedule, _: Device) -> bool:
     lanes = s.threads_per_row * s.row_blocks
-    is_least = problem.deterministic & (s.threads == WARP) & (s.columns == ColumnWay.ATOMIC)
-    return (lanes <= 1) | (lanes // 2 < vectors_per_row(problem, s)) | is_least
+    few = (lanes <= 1) | (lanes // 2 < vectors_per_row(problem, s))
+    if not problem.deterministic:
+        return few
+    # A block has a warp at least, and one row at a time where atomics keep the order of rows.
+    return few | ((s.threads == WARP) & (s.columns == ColumnWay.ATOMIC))
 
 
 def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -507,12 +507,10 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def _room(problem: Problem, s: Schedule, device: Device) -> str | None:
-    if s.copy is Copy.DIRECT:
+    if _has_room(problem, s, device):
         return None
     used, limit = shared_bytes(problem, s), _room_for_copies(device)
-    if used > limit:
-        return f"the rows on their way need {used} bytes of shared memory a block; {device.name} leaves it {limit}"
-    return None
+    return f"the rows on their way need {used} bytes of shared memory a block; {device.name} leaves it {limit}"
 
 
 def _has_room(problem: Problem, s: Schedule, device: Device) -> bool:
@@ -700,7 +698,7 @@ FREE: tuple[Rule, ...] = (
 )
 
 
-# Whether a rule refuses nothing, as a formula over columns of schedules: of so many it is quicker than to ask for each.
+# By which formula over columns of schedules a rule refuses nothing: of so many that is quicker than to ask for each.
 PASSES: dict[Rule, Callable[[Problem, Schedule, Device], bool]] = {_idle_threads: _has_few_idle, _room: _has_room}
 
 RULES: dict[ProgramClass, tuple[Rule, ...]] = {

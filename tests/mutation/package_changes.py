@@ -457,13 +457,14 @@ CHANGES: tuple[Change, ...] = (
         LEGALITY,
         ("if s.threads > 1024:", "if s.threads > 2048:"),
         ("if s.threads % 32:", "if s.threads % 16:"),
-        ("lanes // 2 >= vectors_per_row", "lanes >= 4 * vectors_per_row"),
+        ("(lanes // 2 < vectors_per_row", "(lanes // 4 < vectors_per_row"),
         ("limit = 32 if device.arch >= 100 else 16", "limit = 32"),
         (
             "needed, limit = shared_bytes(problem, s), device.shared_per_block - 4096",
             "needed, limit = shared_bytes(problem, s), device.shared_per_block + 4096",
         ),
         ("return device.shared_per_block - 4096", "return 2 * device.shared_per_block"),
+        ("return (s.copy == Copy.DIRECT) | (shared_bytes", "return (s.copy != Copy.BULK) | (shared_bytes"),
         (
             'if s.persistent and s.edges is Edges.PEEL:\n        return "clusters that fit',
             'if False:\n        return "clusters that fit',
@@ -1601,12 +1602,6 @@ CHANGES: tuple[Change, ...] = (
         ("            left = left[codes[left] == 0]\n", ""),
         ("asked = left[~np.broadcast_to(passes, len(left))]", "asked = left[~np.broadcast_to(passes, len(left))][1:]"),
         ("            mask[is_plain, 1:] = False\n", "            pass\n"),
-    ),
-    *changes(
-        "schedule/legality.py",
-        MANY,
-        ("| (lanes // 2 < vectors_per_row(problem, s)) |", "| (lanes // 4 < vectors_per_row(problem, s)) |"),
-        ("return (s.copy == Copy.DIRECT) | (shared_bytes", "return (s.copy != Copy.BULK) | (shared_bytes"),
     ),
     *changes(
         "records/memory.py",
